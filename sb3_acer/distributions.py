@@ -1,0 +1,409 @@
+"""
+One family of distributions for each action space: from a network's outputs to statistics, and from statistics to
+log-probabilities, ratios, entropies, divergences and samples.
+
+Statistics are plain tensors ``[..., P]``: what the trust region acts on and what the buffer stores, whatever the space.
+Actions are ``[..., D]``, D components each, as the policy samples them: indices from 0, or a vector before any clipping.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Any, TypeVar, cast
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from torch.nn import functional as F
+
+Array = TypeVar("Array", np.ndarray, th.Tensor)
+
+EPSILON = 1e-6
+"""The floor of a probability inside a logarithm or a denominator, as in stable-baselines' and OpenAI baselines' ACER."""
+
+MAX_LOG_RATIO = 60.0
+"""Ratios of densities stop at e^60: beyond every truncation constant, and their sums are finite in float32."""
+
+
+class Family(ABC):
+    """
+    A parametric family of action distributions.
+
+    :param action_space: the space that the actions are of
+    """
+
+    n_stats: int
+    """P, the number of statistics of a state's distribution."""
+    n_outputs: int
+    """The number of outputs that the policy network needs to have."""
+    n_log_std: int = 0
+    """The number of logarithms of standard deviations, which do not depend on the state."""
+    n_components: int
+    """D, the number of components of an action."""
+    n_features: int
+    """Width of an action as a network's input, see :meth:`encode`."""
+    action_dtype: th.dtype
+    enumerable: bool = False
+    """Whether a critic can judge all actions at once."""
+    trace_root: int = 1
+    """d in Retrace's trace coefficient min(1, rho^(1/d))."""
+
+    def __init__(self, action_space: spaces.Space) -> None:
+        self.action_space = action_space
+
+    @abstractmethod
+    def statistics(self, outputs: th.Tensor, log_std: th.Tensor) -> th.Tensor:
+        """
+        :param outputs: a policy network's outputs, ``[..., n_outputs]``
+        :param log_std: logarithms of standard deviations, ``[n_log_std]``
+        :return: statistics of the distributions, ``[..., P]``
+        """
+
+    @abstractmethod
+    def log_prob(self, stats: th.Tensor, actions: th.Tensor) -> th.Tensor:
+        """
+        :param stats: ``[..., P]``
+        :param actions: ``[..., D]``; leading axes broadcast against those of ``stats``
+        :return: logarithm of the actions' mass or density, ``[...]``
+        """
+
+    @abstractmethod
+    def ratio(self, stats: th.Tensor, behaviour: th.Tensor, actions: th.Tensor) -> th.Tensor:
+        """
+        Importance ratios rho = pi(a|x) / mu(a|x), always finite.
+
+        :param stats: statistics of pi, ``[..., P]``
+        :param behaviour: statistics of mu, ``[..., P]``
+        :param actions: ``[..., D]``
+        :return: ``[...]``
+        """
+
+    @abstractmethod
+    def entropy(self, stats: th.Tensor) -> th.Tensor:
+        """
+        :param stats: ``[..., P]``
+        :return: entropy in nats (differential where actions are continuous), ``[...]``
+        """
+
+    @abstractmethod
+    def kl(self, stats: th.Tensor, other: th.Tensor) -> th.Tensor:
+        """
+        Kullback-Leibler divergence KL(stats || other), in nats.
+
+        :param stats: ``[..., P]``
+        :param other: ``[..., P]``
+        :return: ``[...]``
+        """
+
+    @abstractmethod
+    def kl_gradient(self, stats: th.Tensor, other: th.Tensor) -> th.Tensor:
+        """
+        Gradient of KL(stats || other) with respect to ``other``.
+
+        :param stats: ``[..., P]``
+        :param other: ``[..., P]``
+        :return: ``[..., P]``
+        """
+
+    @abstractmethod
+    def entropy_gradient(self, stats: th.Tensor) -> th.Tensor:
+        """
+        Gradient of :meth:`entropy`.
+
+        :param stats: ``[..., P]``
+        :return: ``[..., P]``
+        """
+
+    @abstractmethod
+    def score(self, stats: th.Tensor, actions: th.Tensor, weights: th.Tensor) -> th.Tensor:
+        """
+        Gradient of sum_k weights_k log pi(actions_k | x) with respect to the statistics.
+
+        :param stats: ``[..., P]``
+        :param actions: ``[..., K, D]``
+        :param weights: ``[..., K]``
+        :return: ``[..., P]``
+        """
+
+    @abstractmethod
+    def sample(self, stats: th.Tensor, uniforms: th.Tensor) -> th.Tensor:
+        """
+        Samples by inversion: uniform numbers in, actions out. Whoever owns the random numbers owns the randomness.
+
+        :param stats: ``[..., P]``
+        :param uniforms: independent and uniform on [0, 1), float64, ``[..., D]``
+        :return: actions, ``[..., D]``
+        """
+
+    def act(self, stats: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
+        """
+        :meth:`sample` for N environments.
+
+        :param stats: ``[N, P]``
+        :param uniforms: ``[N, D]``
+        :return: ``[N, D]``
+        """
+        return self.sample(th.from_numpy(stats), th.from_numpy(uniforms)).numpy()
+
+    @abstractmethod
+    def mode(self, stats: th.Tensor) -> th.Tensor:
+        """
+        :param stats: ``[..., P]``
+        :return: the most probable actions, ``[..., D]``
+        """
+
+    @abstractmethod
+    def encode(self, actions: th.Tensor) -> th.Tensor:
+        """
+        :param actions: ``[..., D]``
+        :return: the actions as a network's input: one-hot, multi-hot or vectors, ``[..., n_features]``
+        """
+
+    @abstractmethod
+    def to_env(self, actions: np.ndarray) -> np.ndarray:
+        """
+        :param actions: ``[N, D]``
+        :return: N elements of the action space, of its shape and dtype
+        """
+
+    def ratios(
+        self, stats: th.Tensor, behaviour: th.Tensor, actions: th.Tensor, candidates: th.Tensor
+    ) -> tuple[th.Tensor, th.Tensor]:
+        """
+        Importance ratios of the actions taken and of the candidates, see :meth:`ratio`.
+
+        :param stats: statistics of pi, ``[..., P]``
+        :param behaviour: statistics of mu, ``[..., P]``
+        :param actions: the actions taken, ``[..., D]``
+        :param candidates: ``[..., K, D]``
+        :return: ``[...]`` and ``[..., K]``
+        """
+        every = th.cat((actions.unsqueeze(-2), candidates), -2)
+        ratios = self.ratio(stats.unsqueeze(-2), behaviour.unsqueeze(-2), every)
+        return ratios[..., 0], ratios[..., 1:]
+
+    def gain_gradient(
+        self, stats: th.Tensor, actions: th.Tensor, weight: th.Tensor, candidates: th.Tensor, weights: th.Tensor
+    ) -> th.Tensor:
+        """
+        Gradient of weight log pi(actions | x) + sum_k weights_k log pi(candidates_k | x), see :meth:`score`.
+
+        :param stats: ``[..., P]``
+        :param actions: the actions taken, ``[..., D]``
+        :param weight: their weight, ``[...]``
+        :param candidates: ``[..., K, D]``
+        :param weights: the candidates' weights, ``[..., K]``
+        :return: ``[..., P]``
+        """
+        every = th.cat((actions.unsqueeze(-2), candidates), -2)
+        return self.score(stats, every, th.cat((weight.unsqueeze(-1), weights), -1))
+
+
+class Categorical(Family):
+    """
+    Independent categorical factors; the statistics are their probabilities side by side. Discrete is one factor,
+    MultiDiscrete some, MultiBinary as many as it has bits, with two outcomes each.
+
+    :param action_space: the space that the actions are of
+    :param sizes: number of outcomes of each factor
+    """
+
+    action_dtype = th.int64
+
+    def __init__(self, action_space: spaces.Space, sizes: list[int]) -> None:
+        super().__init__(action_space)
+        self.n_stats = self.n_outputs = self.n_features = sum(sizes)
+        self.n_components = len(sizes)
+        self.width = max(sizes)
+        self.shape, self.dtype = action_space.shape, action_space.dtype
+        self.start = getattr(action_space, "start", 0)
+        # Factors of unequal sizes are padded to one width, so that every quantity is one operation over all factors.
+        present = th.arange(self.width) < th.tensor(sizes).unsqueeze(-1)
+        self._present = None if present.all() else present.flatten().nonzero().squeeze(-1)
+
+    def _factors(self, stats: th.Tensor, absent: float = 0.0) -> th.Tensor:
+        """``[..., P]`` to ``[..., D, width]``, with the value ``absent`` where a factor has no such outcome."""
+        shape = (*stats.shape[:-1], self.n_components, self.width)
+        if self._present is None:
+            return stats.view(shape)
+        padded = stats.new_full((*stats.shape[:-1], self.n_components * self.width), absent)
+        return padded.index_copy(-1, self._present.to(stats.device), stats).view(shape)
+
+    def _joined(self, factors: th.Tensor) -> th.Tensor:
+        """``[..., D, width]`` to ``[..., P]``."""
+        flat = factors.flatten(-2)
+        return flat if self._present is None else flat.index_select(-1, self._present.to(flat.device))
+
+    def _pick(self, stats: th.Tensor, actions: th.Tensor) -> th.Tensor:
+        """Probability of each factor's outcome, ``[..., D]``."""
+        factors = self._factors(stats)
+        shape = th.broadcast_shapes(factors.shape[:-1], actions.shape)
+        return factors.expand(*shape, -1).gather(-1, actions.expand(shape).unsqueeze(-1)).squeeze(-1)
+
+    def statistics(self, outputs: th.Tensor, log_std: th.Tensor) -> th.Tensor:
+        return self._joined(self._factors(outputs, absent=-th.inf).softmax(-1))
+
+    def log_prob(self, stats: th.Tensor, actions: th.Tensor) -> th.Tensor:
+        return (self._pick(stats, actions) + EPSILON).log().sum(-1)
+
+    def ratio(self, stats: th.Tensor, behaviour: th.Tensor, actions: th.Tensor) -> th.Tensor:
+        # Not from log-probabilities: the golden updates of stable-baselines have p / (mu + epsilon), exact zeros in mu.
+        ratio = (self._pick(stats, actions) / (self._pick(behaviour, actions) + EPSILON)).prod(-1)
+        return ratio.clamp(max=np.exp(MAX_LOG_RATIO))
+
+    def entropy(self, stats: th.Tensor) -> th.Tensor:
+        return -(stats * (stats + EPSILON).log()).sum(-1)
+
+    def kl(self, stats: th.Tensor, other: th.Tensor) -> th.Tensor:
+        return (stats * ((stats + EPSILON).log() - (other + EPSILON).log())).sum(-1)
+
+    def kl_gradient(self, stats: th.Tensor, other: th.Tensor) -> th.Tensor:
+        return -stats / (other + EPSILON)
+
+    def entropy_gradient(self, stats: th.Tensor) -> th.Tensor:
+        floored = stats + EPSILON
+        return -(floored.log() + stats / floored)
+
+    def score(self, stats: th.Tensor, actions: th.Tensor, weights: th.Tensor) -> th.Tensor:
+        factors = self._factors(stats)
+        outcomes, weights = actions.transpose(-1, -2), weights.unsqueeze(-2).expand(*actions.shape[:-2], -1, -1)
+        summed = th.zeros_like(factors).scatter_add(-1, outcomes, weights.expand_as(outcomes))
+        return self._joined(summed) / (stats + EPSILON)
+
+    def sample(self, stats: th.Tensor, uniforms: th.Tensor) -> th.Tensor:
+        return _invert(self._factors(stats), uniforms.unsqueeze(-1))
+
+    def mode(self, stats: th.Tensor) -> th.Tensor:
+        return self._factors(stats).argmax(-1)
+
+    def encode(self, actions: th.Tensor) -> th.Tensor:
+        return self._joined(F.one_hot(actions, self.width)).float()
+
+    def to_env(self, actions: np.ndarray) -> np.ndarray:
+        return (actions.reshape(-1, *self.shape) + self.start).astype(self.dtype, copy=False)
+
+
+class Enumerated(Categorical):
+    """
+    One categorical factor whose outcomes are few enough to go through them all: every one is a candidate.
+
+    :param action_space: the Discrete space that the actions are of
+    """
+
+    enumerable = True
+
+    def __init__(self, action_space: spaces.Discrete) -> None:
+        super().__init__(action_space, [int(action_space.n)])
+
+    def statistics(self, outputs: th.Tensor, log_std: th.Tensor) -> th.Tensor:
+        return outputs.softmax(-1)
+
+    def act(self, stats: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
+        # On a few numbers numpy's operations take a third of the time of torch's.
+        return _invert(stats, uniforms)[:, np.newaxis]
+
+    # All actions are candidates, in their order: tables serve where other families go through lists of actions.
+
+    def ratios(
+        self, stats: th.Tensor, behaviour: th.Tensor, actions: th.Tensor, candidates: th.Tensor
+    ) -> tuple[th.Tensor, th.Tensor]:
+        ratios = stats / (behaviour + EPSILON)
+        return ratios.gather(-1, actions).squeeze(-1), ratios
+
+    def gain_gradient(
+        self, stats: th.Tensor, actions: th.Tensor, weight: th.Tensor, candidates: th.Tensor, weights: th.Tensor
+    ) -> th.Tensor:
+        return weights.scatter_add(-1, actions, weight.unsqueeze(-1)) / (stats + EPSILON)
+
+
+def _invert(probabilities: Array, uniforms: Array) -> Array:
+    """
+    The outcome at which the cumulated probabilities ``[..., n]`` pass the uniform numbers ``[..., 1]``. Their products with
+    the whole sum are float64 and below it, so that an outcome of probability 0 is never drawn.
+    """
+    cumulated = probabilities.cumsum(-1)
+    return cast(Array, (cumulated <= uniforms * cumulated[..., -1:]).sum(-1))
+
+
+class DiagonalGaussian(Family):
+    """
+    Gaussian with a diagonal covariance; the statistics are the means, then the standard deviations. Actions are stored and
+    judged as sampled; only the environment gets them clipped to the bounds of its space.
+
+    :param action_space: the Box that the actions are of; a bound may be infinite
+    """
+
+    action_dtype = th.float32
+
+    def __init__(self, action_space: spaces.Box) -> None:
+        super().__init__(action_space)
+        size = int(np.prod(action_space.shape))
+        self.n_components = self.n_features = self.n_outputs = self.n_log_std = self.trace_root = size
+        self.n_stats = 2 * size
+
+    def statistics(self, outputs: th.Tensor, log_std: th.Tensor) -> th.Tensor:
+        return th.cat((outputs, log_std.exp().expand_as(outputs)), -1)
+
+    def log_prob(self, stats: th.Tensor, actions: th.Tensor) -> th.Tensor:
+        mean, std = stats.chunk(2, -1)
+        return -(0.5 * ((actions - mean) / std).square() + std.log() + 0.5 * np.log(2 * np.pi)).sum(-1)
+
+    def ratio(self, stats: th.Tensor, behaviour: th.Tensor, actions: th.Tensor) -> th.Tensor:
+        log_ratio = self.log_prob(stats, actions) - self.log_prob(behaviour, actions)
+        return log_ratio.clamp(max=MAX_LOG_RATIO).exp()
+
+    def entropy(self, stats: th.Tensor) -> th.Tensor:
+        return (stats.chunk(2, -1)[1].log() + 0.5 * np.log(2 * np.pi * np.e)).sum(-1)
+
+    def kl(self, stats: th.Tensor, other: th.Tensor) -> th.Tensor:
+        (mean, std), (other_mean, other_std) = stats.chunk(2, -1), other.chunk(2, -1)
+        variance, other_variance = std.square(), other_std.square()
+        moments = (variance + (mean - other_mean).square()) / other_variance
+        return 0.5 * (moments - 1 + (other_variance / variance).log()).sum(-1)
+
+    def kl_gradient(self, stats: th.Tensor, other: th.Tensor) -> th.Tensor:
+        (mean, std), (other_mean, other_std) = stats.chunk(2, -1), other.chunk(2, -1)
+        distance = (other_mean - mean) / other_std
+        return th.cat((distance / other_std, (1 - (std / other_std).square() - distance.square()) / other_std), -1)
+
+    def entropy_gradient(self, stats: th.Tensor) -> th.Tensor:
+        std = stats.chunk(2, -1)[1]
+        return th.cat((th.zeros_like(std), 1 / std), -1)
+
+    def score(self, stats: th.Tensor, actions: th.Tensor, weights: th.Tensor) -> th.Tensor:
+        mean, std = stats.unsqueeze(-2).chunk(2, -1)
+        distances = (actions - mean) / std
+        return (weights.unsqueeze(-1) * th.cat((distances / std, (distances.square() - 1) / std), -1)).sum(-2)
+
+    def sample(self, stats: th.Tensor, uniforms: th.Tensor) -> th.Tensor:
+        mean, std = stats.chunk(2, -1)
+        normals = th.special.ndtri(uniforms.clamp(min=th.finfo(uniforms.dtype).tiny))  # at 0 it would be infinite
+        return mean + std * normals.to(mean.dtype)
+
+    def mode(self, stats: th.Tensor) -> th.Tensor:
+        return stats.chunk(2, -1)[0]
+
+    def encode(self, actions: th.Tensor) -> th.Tensor:
+        return actions
+
+    def to_env(self, actions: np.ndarray) -> np.ndarray:
+        actions = actions.reshape(-1, *self.action_space.shape)
+        return np.clip(actions, self.action_space.low, self.action_space.high).astype(self.action_space.dtype, copy=False)
+
+
+def make_family(action_space: spaces.Space) -> Family:
+    """
+    The family for an action space: Discrete, MultiDiscrete and MultiBinary are categorical, Box is Gaussian.
+
+    :raises ValueError: for any other space, and for bounds or shapes that cannot be honoured
+    """
+    if isinstance(action_space, spaces.Discrete):
+        return Enumerated(action_space)
+    if isinstance(action_space, spaces.MultiDiscrete):
+        return Categorical(action_space, action_space.nvec.flatten().tolist())
+    if isinstance(action_space, spaces.MultiBinary) and len(action_space.shape) == 1:
+        return Categorical(action_space, [2] * int(action_space.shape[0]))
+    if isinstance(action_space, spaces.Box) and not np.isnan([action_space.low, action_space.high]).any():
+        return DiagonalGaussian(action_space)
+    raise ValueError(
+        "action_space must be Discrete, MultiDiscrete, MultiBinary of one dimension, or Box without NaN in its bounds, "
+        f"got {action_space!r}"
+    )

@@ -1,0 +1,61 @@
+"""The named learning-rate schedules of stable-baselines, as factors of the initial learning rate."""
+
+from collections.abc import Callable
+
+from stable_baselines3.common.type_aliases import Schedule
+from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule
+
+
+def _middle_drop(p: float) -> float:
+    return 1 - p if 1 - p >= 0.75 else 0.075
+
+
+def _double_middle_drop(p: float) -> float:
+    if 1 - p >= 0.75:
+        return 1 - p
+    return 0.075 if 1 - p >= 0.25 else 0.125
+
+
+SCHEDULES: dict[str, Callable[[float], float]] = {
+    "linear": lambda p: 1 - p,
+    "constant": lambda p: 1.0,
+    "double_linear_con": lambda p: max(1 - 2 * p, 0.125),
+    "middle_drop": _middle_drop,
+    "double_middle_drop": _double_middle_drop,
+}
+"""From the progress p of training, 0 at its start and 1 at its end, to the factor."""
+
+
+class NamedSchedule:
+    """
+    A learning rate that follows one of :data:`SCHEDULES`. Never negative, also where training runs past its end.
+
+    :param initial_value: learning rate at the start
+    :param name: a key of :data:`SCHEDULES`
+    """
+
+    def __init__(self, initial_value: float, name: str) -> None:
+        self.initial_value = initial_value
+        self.name = name
+
+    def __call__(self, progress_remaining: float) -> float:
+        return self.initial_value * max(SCHEDULES[self.name](1 - progress_remaining), 0.0)
+
+    def __repr__(self) -> str:
+        return f"NamedSchedule({self.initial_value}, {self.name!r})"
+
+
+def make_schedule(learning_rate: float | Schedule, name: str) -> FloatSchedule:
+    """
+    The schedule called ``name`` for a number or a constant schedule (rl-zoo makes one of every number); any other callable
+    knows its own course and is used as it is.
+
+    :raises ValueError: if ``name`` is none of :data:`SCHEDULES`
+    """
+    if name not in SCHEDULES:
+        raise ValueError(f"lr_schedule must be one of {', '.join(SCHEDULES)}, got {name!r}")
+    while isinstance(learning_rate, FloatSchedule):
+        learning_rate = learning_rate.value_schedule
+    if isinstance(learning_rate, ConstantSchedule):
+        learning_rate = learning_rate.val
+    return FloatSchedule(learning_rate if callable(learning_rate) else NamedSchedule(float(learning_rate), name))

@@ -1,0 +1,230 @@
+"""
+Agreement with numbers that other projects' own code computed; `golden/README.md` says how. Every file found is a case.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.vec_env import DummyVecEnv
+
+from sb3_acer import ACER
+from sb3_acer.acer import Update
+from sb3_acer.buffer import SequenceBatch
+from sb3_acer.distributions import EPSILON
+from sb3_acer.estimators import correction_gain, off_policy_returns, truncated_gain, trust_region
+from sb3_acer.policies import ACERPolicy
+
+GOLDEN = Path(__file__).parent / "golden"
+CLOSE = {"rtol": 1e-5, "atol": 1e-6}
+Arrays = dict[str, npt.NDArray[Any]]
+
+# stable-baselines' names of the layers -> ours
+LAYERS = {
+    "pi_fc0": "pi_net.0",
+    "pi_fc1": "pi_net.2",
+    "vf_fc0": "q_net.0",
+    "vf_fc1": "q_net.2",
+    "pi": "pi_head",
+    "q": "q_head.q",
+}
+
+
+def load(path: Path) -> Arrays:
+    with np.load(path) as arrays:
+        return dict(arrays)
+
+
+def cases(pattern: str) -> Any:
+    return pytest.mark.parametrize("path", sorted(GOLDEN.glob(pattern)), ids=lambda path: path.stem)
+
+
+def tensor(array: npt.NDArray[Any]) -> th.Tensor:
+    return th.from_numpy(np.ascontiguousarray(array))
+
+
+def time_major(array: npt.NDArray[Any]) -> th.Tensor:
+    return tensor(array.swapaxes(0, 1))
+
+
+class Stub(gym.Env[Any, Any]):
+    """Spaces to build a network for; never stepped."""
+
+    def __init__(self, size: int, n_actions: int) -> None:
+        self.observation_space = spaces.Box(-np.inf, np.inf, (size,))
+        self.action_space = spaces.Discrete(n_actions)
+
+
+def parameters(policy: ACERPolicy) -> dict[str, th.Tensor]:
+    """The policy's parameters under stable-baselines' names, `[in, out]` as there."""
+    own = dict(policy.named_parameters())
+    named = {}
+    for theirs, ours in LAYERS.items():
+        named[f"{theirs}/w"], named[f"{theirs}/b"] = own[f"{ours}.weight"].T, own[f"{ours}.bias"]
+    return named
+
+
+def slots(model: ACER) -> dict[str, th.Tensor]:
+    """RMSProp's slots under the same names."""
+    state = model.policy.optimizer.state
+    own = {name: state[parameter]["square_avg"] for name, parameter in model.policy.named_parameters() if parameter in state}
+    return {
+        f"{theirs}/{kind}": own[f"{ours}.{name}"].T if kind == "w" else own[f"{ours}.{name}"]
+        for theirs, ours in LAYERS.items()
+        for kind, name in (("w", "weight"), ("b", "bias"))
+    }
+
+
+def golden_model(case: Arrays, **changes: Any) -> ACER:
+    meta = json.loads(str(case["meta_json"]))
+    names = ("n_steps", "gamma", "trust_region", "delta", "correction_term", "max_grad_norm", "q_coef", "alpha")
+    ent_coef = meta["ent_coef"] if meta["entropy_mode"] == "baselines" else 0.0
+    env = DummyVecEnv([lambda: Stub(meta["obs_dim"], meta["n_actions"]) for _ in range(meta["n_envs"])])
+    arguments = {name: meta[name] for name in names} | {
+        "ent_coef": ent_coef,
+        "learning_rate": meta["lr"],
+        "rprop_alpha": meta["rprop_alpha"],
+        "rprop_epsilon": meta["rprop_epsilon"],
+        "policy_kwargs": {"net_arch": {"pi": meta["net_arch"][0]["pi"], "qf": meta["net_arch"][0]["vf"]}},
+    }
+    model = ACER("MlpPolicy", env, device="cpu", **(arguments | changes))
+    with th.no_grad():
+        for prefix, policy in (("params_before", model.policy), ("avg_before", model.average_policy)):
+            for name, parameter in parameters(policy).items():
+                parameter.copy_(tensor(case[f"{prefix}/{name}"]))
+    for theirs, ours in LAYERS.items():
+        for kind, name in (("w", "weight"), ("b", "bias")):
+            parameter = model.policy.get_parameter(f"{ours}.{name}")
+            square = tensor(case[f"rms_before/{theirs}/{kind}"])
+            model.policy.optimizer.state[parameter] = {"step": 0, "square_avg": (square.T if kind == "w" else square).clone()}
+    return model
+
+
+def golden_batch(case: Arrays) -> SequenceBatch:
+    dones = time_major(case["in/dones"])
+    return SequenceBatch(
+        observations=time_major(case["in/obs"]),
+        actions=time_major(case["in/actions"]).unsqueeze(-1),
+        behaviour=time_major(case["in/mus"]),
+        rewards=time_major(case["in/rewards"]),
+        terminated=dones,
+        truncated=th.zeros_like(dones),
+        final_observations=th.zeros(0, case["in/obs"].shape[-1]),
+        final_steps=th.zeros(0, dtype=th.int64),
+        envs=np.arange(dones.shape[1]),
+    )
+
+
+@cases("stable_baselines/c*.npz")
+def test_an_update_is_the_one_of_stable_baselines_graph(path: Path) -> None:
+    case = load(path)
+    model = golden_model(case)
+    unclipped = golden_model(case, max_grad_norm=None)
+    update: Update = model.update(golden_batch(case))
+    unclipped.update(golden_batch(case))
+
+    def compare(name: str, ours: th.Tensor, scale: float = 1.0) -> None:
+        atol = CLOSE["atol"] * scale
+        np.testing.assert_allclose(ours.detach().numpy(), case[name], err_msg=name, rtol=CLOSE["rtol"], atol=atol)
+
+    def compare_out(name: str, ours: th.Tensor) -> None:
+        compare(f"out/{name}", ours.detach().transpose(0, 1))
+
+    compare_out("qret", update.q_ret)
+    compare_out("rho_i", update.ratio)
+    compare_out("rho", update.evaluation.stats / (golden_batch(case).behaviour + EPSILON))
+    compare_out("g_before", update.g)
+    compare("out/loss_q", th.tensor(model.metrics(update)["q_loss"]))
+    compare("out/norm_grads", update.grad_norm)
+    if model.trust_region:
+        compare_out("k", update.k)
+        # Both are differences of larger terms, and a probability that float32 logits give is itself uncertain by the
+        # rounding of the logits: with the logits of 13 in c08, theirs is 1.1e-5 away from the value in float64.
+        rtol = max(CLOSE["rtol"], 1e-6 * np.abs(case["out/logits_all"]).max())
+        terms = np.abs(case["out/g_before"]).max(-1, keepdims=True)
+        projected = update.z.transpose(0, 1).numpy()
+        np.testing.assert_allclose(projected / terms, case["out/g_after"] / terms, rtol=rtol, atol=rtol, err_msg="g_after")
+        adj = (update.g - update.z).norm(dim=-1) / update.k.norm(dim=-1)
+        np.testing.assert_allclose(adj.T.numpy(), case["out/adj"], rtol=rtol, atol=CLOSE["atol"], err_msg="adj")
+    for name, parameter in parameters(model.policy).items():
+        compare(f"params_after/{name}", parameter)
+    for name, average in parameters(model.average_policy).items():
+        compare(f"avg_after/{name}", average)
+    for name, slot in slots(model).items():
+        compare(f"rms_after/{name}", slot)
+    for prefix, owner in (("grad_raw", unclipped), ("grad_clipped", model)):
+        for theirs, ours in LAYERS.items():
+            for kind, attribute in (("w", "weight"), ("b", "bias")):
+                gradient = owner.policy.get_parameter(f"{ours}.{attribute}").grad
+                assert gradient is not None
+                # sums of many terms: their rounding is relative to the gradient's norm
+                norm = max(float(case["out/norm_grads"]), 1.0)
+                compare(f"{prefix}/{theirs}/{kind}", gradient.T if kind == "w" else gradient, norm)
+
+
+@cases("stable_baselines/retrace_*.npz")
+def test_returns_are_those_of_stable_baselines_retrace(path: Path) -> None:
+    case = load(path)
+    rewards, dones, q_values, ratios = (time_major(case[name]) for name in ("rewards", "dones", "q_i", "rho_i"))
+    discounts = float(case["gamma"]) * ~dones
+    next_values = time_major(case["values"])[1:]
+    q_ret = off_policy_returns(rewards, discounts, next_values, q_values, ratios.clamp(max=1), (~dones).float())
+    np.testing.assert_allclose(q_ret.numpy().T, case["qret"], **CLOSE)
+
+
+@cases("pfrl/pfrl_disc_*.npz")
+def test_gains_and_projection_are_pfrls_for_discrete_actions(path: Path) -> None:
+    case = {name: tensor(array) if array.ndim else array for name, array in load(path).items()}
+    logits = case["raw_pi"].clone().requires_grad_()
+    log_pi, log_mu = logits.log_softmax(-1), case["raw_mu"].log_softmax(-1)
+    actions = case["actions"].unsqueeze(-1)
+    ratios = (log_pi.detach() - log_mu).exp()
+    ratio = ratios.gather(-1, actions).squeeze(-1)
+    c, v = float(case["c"]), case["v"]
+    ones = th.ones_like(v)
+    next_values = th.cat((v[1:], tensor(np.atleast_1d(case["bootstrap"]))))
+    for name, traces in (("Q_ret", ratio.clamp(max=1)), ("Q_opc", ones)):
+        returns = off_policy_returns(case["rewards"], float(case["gamma"]) * ones, next_values, case["Q"], traces, ones)
+        np.testing.assert_allclose(returns, case[name], **CLOSE)
+    np.testing.assert_allclose(ratio, case["rho"], **CLOSE)
+    truncated = truncated_gain(log_pi.gather(-1, actions).squeeze(-1), ratio, case["adv_in"], c)
+    correction = correction_gain(log_pi, log_pi.detach().exp(), ratios, case["q"] - v.unsqueeze(-1), c)
+    np.testing.assert_allclose(-(truncated + correction).detach(), case["loss_pg"], **CLOSE)
+    np.testing.assert_allclose(-correction.detach(), case["loss_fullcorr"], **CLOSE)
+    for name, gain in (("grad_raw_pg", truncated + correction), ("grad_raw_fullcorr", correction)):
+        (gradient,) = th.autograd.grad(-gain.sum(), logits, retain_graph=True)
+        np.testing.assert_allclose(gradient, case[name], **CLOSE)
+    for delta in (0.0, 0.1, 1.0):
+        z = trust_region(-case["g_logp_loss"], -case["k_code"], delta)
+        (projected,) = th.autograd.grad(log_pi, logits, -z, retain_graph=True)
+        np.testing.assert_allclose(projected, case[f"grad_raw_kl_delta{delta}"], **CLOSE)
+
+
+@cases("di_engine/*.npz")
+def test_returns_gains_and_projection_are_di_engines(path: Path) -> None:
+    case = {name: tensor(array) if array.ndim else array for name, array in load(path).items()}
+    c, gamma, n_steps = float(case["c"]), float(case["gamma"]), int(case["T"])
+    log_pi = case["log_pi"][:n_steps].clone().requires_grad_()
+    actions = case["actions"].unsqueeze(-1)
+    q, v = case["q"][:n_steps], case["v"].squeeze(-1)
+    q_values, ratio = (values.gather(-1, actions).squeeze(-1) for values in (q, case["ratio"]))
+    discounts = gamma * case["weights"]
+    # Its last row stands for the state after the last step, whose return is its value.
+    q_ret = off_policy_returns(case["rewards"], discounts, v[1:], q_values, ratio.clamp(max=1), th.ones_like(ratio))
+    np.testing.assert_allclose(q_ret, case["q_ret"][:n_steps].squeeze(-1), **CLOSE)
+    truncated = truncated_gain(log_pi.gather(-1, actions).squeeze(-1), ratio, q_ret - v[:n_steps], c)
+    advantages = q - v[:n_steps].unsqueeze(-1)
+    correction = correction_gain(log_pi, log_pi.detach().exp(), case["ratio"], advantages, c)
+    np.testing.assert_allclose(truncated.detach(), case["actor_obj"].squeeze(-1), **CLOSE)
+    np.testing.assert_allclose(correction.detach(), case["bias_obj"].squeeze(-1), **CLOSE)
+    (g,) = th.autograd.grad((truncated + correction).sum(), log_pi)
+    np.testing.assert_allclose(-g, case["G_logp"], **CLOSE)
+    k = -case["log_avg"].exp()
+    for delta in (0.0, 0.1, 1.0):
+        np.testing.assert_allclose(-trust_region(g, k, delta), case[f"z_logp_delta{delta}"], **CLOSE)
