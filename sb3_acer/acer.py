@@ -3,6 +3,7 @@
 import io
 import pathlib
 import warnings
+from collections.abc import Callable
 from copy import deepcopy
 from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
@@ -15,6 +16,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, RolloutReturn, Schedule, TrainFreq
 from stable_baselines3.common.utils import check_for_correct_spaces, explained_variance, obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
@@ -31,7 +33,7 @@ from sb3_acer.estimators import (
     trust_region,
 )
 from sb3_acer.policies import ACERPolicy, CnnPolicy, Evaluation, MlpPolicy, MultiInputPolicy
-from sb3_acer.rmsprop import RMSpropTF, RMSpropTFLike
+from sb3_acer.rmsprop import RMSpropTF
 from sb3_acer.schedules import make_schedule
 
 SelfACER = TypeVar("SelfACER", bound="ACER")
@@ -75,8 +77,8 @@ class Update(NamedTuple):
 
 class ACER(OffPolicyAlgorithm):
     """
-    Actor-Critic with Experience Replay (https://arxiv.org/abs/1611.01224): Retrace targets, truncated importance sampling
-    with bias correction, and a trust region around an average policy.
+    Actor-Critic with Experience Replay (https://arxiv.org/abs/1611.01224): Retrace targets, truncated importance
+    sampling with bias correction, and a trust region around an average policy.
 
     The arguments up to ``n_cpu_tf_sess`` are those of stable-baselines' ACER, in its order and with its defaults.
 
@@ -109,8 +111,8 @@ class ACER(OffPolicyAlgorithm):
     :param seed: seed of every random draw; None for a fresh one
     :param n_cpu_tf_sess: deprecated: number of threads for torch
     :param batch_size: sequences of a replayed batch; None for one an environment
-    :param n_action_samples: actions sampled in a state, where they cannot be enumerated: for the bias correction, and again
-        for the dueling network's mean advantage
+    :param n_action_samples: actions sampled in a state, where they cannot be enumerated: for the bias correction, and
+        again for the dueling network's mean advantage
     :param replay_buffer_class: a subclass of :class:`~sb3_acer.buffer.SequenceReplayBuffer`
     :param replay_buffer_kwargs: its keyword arguments
     :param stats_window_size: episodes that the logged means are taken over
@@ -197,13 +199,16 @@ class ACER(OffPolicyAlgorithm):
         self.delta = delta
         self.full_tensorboard_log = full_tensorboard_log
         self.n_action_samples = n_action_samples
+        self._rngs = cast(_Generators, None)  # set by set_random_seed
         self._n_rollouts = 0
         self._log_interval: int | None = None
         self._check_arguments()
         for name, n_threads in (("num_procs", num_procs), ("n_cpu_tf_sess", n_cpu_tf_sess)):
             if n_threads is not None:
                 warnings.warn(
-                    f"{name} is deprecated: torch.set_num_threads({n_threads}) is called", DeprecationWarning, stacklevel=2
+                    f"{name} is deprecated: torch.set_num_threads({n_threads}) is called",
+                    DeprecationWarning,
+                    stacklevel=2,
                 )
                 th.set_num_threads(n_threads)
         if env is not None:
@@ -212,25 +217,28 @@ class ACER(OffPolicyAlgorithm):
             self._setup_model()
 
     def _check_arguments(self) -> None:
-        rules = (
-            ("an integer of at least 1", lambda x: isinstance(x, (int, np.integer)) and x >= 1, "n_steps", "buffer_size"),
-            ("an integer of at least 1", lambda x: isinstance(x, (int, np.integer)) and x >= 1, "n_action_samples"),
-            ("None or an integer of at least 1", lambda x: x is None or x >= 1, "batch_size"),
-            ("in [0, 1]", lambda x: 0 <= x <= 1, "gamma", "alpha", "rprop_alpha"),
-            ("at least 0", lambda x: x >= 0, "replay_ratio", "replay_start", "q_coef", "ent_coef", "delta"),
-            ("at least 0", lambda x: x >= 0, "correction_term", "rprop_epsilon"),
-            ("None or at least 0", lambda x: x is None or x >= 0, "max_grad_norm"),
+        rules: tuple[tuple[str, Callable[[Any], bool], tuple[str, ...]], ...] = (
+            ("an integer of at least 1", _is_count, ("n_steps", "buffer_size", "n_action_samples")),
+            ("None or an integer of at least 1", lambda x: x is None or _is_count(x), ("batch_size",)),
+            ("in [0, 1]", lambda x: 0 <= x <= 1, ("gamma", "alpha", "rprop_alpha")),
+            ("at least 0", lambda x: x >= 0, ("replay_ratio", "replay_start", "q_coef", "ent_coef", "delta")),
+            ("at least 0", lambda x: x >= 0, ("correction_term", "rprop_epsilon")),
+            ("None or at least 0", lambda x: x is None or x >= 0, ("max_grad_norm",)),
         )
-        for rule, holds, *names in rules:
+        for rule, holds, names in rules:
             for name in names:
                 if not holds(getattr(self, name)):
                     raise ValueError(f"{name} must be {rule}, got {getattr(self, name)!r}")
         make_schedule(self.learning_rate, self.lr_schedule_name)
+        if self.buffer_size < self.n_steps:
+            self._warn_of_no_replay()
+
+    def _warn_of_no_replay(self) -> None:
         capacity = max(self.buffer_size // self.n_steps, 1) * self.n_steps
         if self.replay_ratio > 0 and self.replay_start > capacity:
             warnings.warn(
-                f"replay will never start: replay_start={self.replay_start} is more than the {capacity} steps that a buffer "
-                f"of buffer_size={self.buffer_size} holds in rollouts of n_steps={self.n_steps}",
+                f"replay will never start: replay_start={self.replay_start} is more than the {capacity} steps that a "
+                f"buffer of buffer_size={self.buffer_size} holds in rollouts of n_steps={self.n_steps}",
                 stacklevel=3,
             )
 
@@ -246,10 +254,12 @@ class ACER(OffPolicyAlgorithm):
 
     def _setup_model(self) -> None:
         self.lr_schedule = make_schedule(self.learning_rate, self.lr_schedule_name)
-        saved_rngs = self.__dict__.get("_rngs")
+        loaded_rngs = self._rngs
         self.set_random_seed(self.seed)
-        self._rngs = saved_rngs or self._rngs
-        policy_kwargs = {key: dict(value) if isinstance(value, dict) else value for key, value in self.policy_kwargs.items()}
+        self._rngs = loaded_rngs or self._rngs
+        policy_kwargs: dict[str, Any] = {
+            key: dict(value) if isinstance(value, dict) else value for key, value in self.policy_kwargs.items()
+        }
         if issubclass(policy_kwargs.get("optimizer_class", RMSpropTF), RMSpropTFLike):
             rmsprop = {"alpha": self.rprop_alpha, "eps": self.rprop_epsilon}
             policy_kwargs["optimizer_kwargs"] = {**rmsprop, **(policy_kwargs.get("optimizer_kwargs") or {})}
@@ -262,7 +272,7 @@ class ACER(OffPolicyAlgorithm):
         self.train_freq = (self.n_steps, "step")
         self._convert_train_freq()
         if self.replay_buffer is None:
-            self.replay_buffer = self.replay_buffer_class(  # type: ignore[misc]
+            self.replay_buffer = self.replay_buffer_class(
                 self.buffer_size,
                 self.observation_space,
                 self.action_space,
@@ -274,8 +284,8 @@ class ACER(OffPolicyAlgorithm):
 
     def set_random_seed(self, seed: int | None = None) -> None:
         """
-        Seed every source of random draws: the libraries' own and the environments', as SB3 does, and the generators that
-        training draws from.
+        Seed every source of random draws: the libraries' own and the environments', as SB3 does, and the generators
+        that training draws from.
 
         :param seed: None leaves the former alone
         """
@@ -284,8 +294,8 @@ class ACER(OffPolicyAlgorithm):
 
     def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
         """
-        :param env: the environment to learn from; it may be one of another number of environments, and the replay buffer is
-            rearranged for it
+        :param env: the environment to learn from; it may be one of another number of environments, and the replay
+            buffer is rearranged for it
         :param force_reset: whether to reset the environment before training
         """
         env = self._wrap_env(env, self.verbose)
@@ -297,14 +307,13 @@ class ACER(OffPolicyAlgorithm):
                 self.replay_buffer = self.replay_buffer.with_envs(self.n_envs)
         super().set_env(env, force_reset)
 
-    def load_replay_buffer(
-        self, path: str | pathlib.Path | io.BufferedIOBase, truncate_last_traj: bool = True
-    ) -> None:
+    def load_replay_buffer(self, path: str | pathlib.Path | io.BufferedIOBase, truncate_last_traj: bool = True) -> None:
         """
         Load a replay buffer, also one that was filled by another number of environments.
 
         :param path: the file
-        :param truncate_last_traj: whether the buffer's last episodes end where it does; False if training goes on in them
+        :param truncate_last_traj: whether the buffer's last episodes end where it does; False if training goes on in
+            them
         :raises ValueError: if the file holds another kind of buffer, or sequences of another length
         """
         mine = self.replay_buffer
@@ -319,10 +328,10 @@ class ACER(OffPolicyAlgorithm):
         self.replay_buffer = loaded if loaded.n_envs == self.n_envs else loaded.with_envs(self.n_envs)
 
     @classmethod
-    def load(cls: type[SelfACER], path: Any, *args: Any, **kwargs: Any) -> SelfACER:  # type: ignore[override]
+    def load(cls: type[SelfACER], path: Any, *args: Any, **kwargs: Any) -> SelfACER:
         """
-        Load an agent; arguments and errors as :meth:`BaseAlgorithm.load`. Keyword arguments of the constructor replace what
-        was saved.
+        Load an agent; arguments and errors as :meth:`BaseAlgorithm.load`. Keyword arguments of the constructor replace
+        what was saved.
         """
         if isinstance(kwargs.get("lr_schedule"), str):
             kwargs["lr_schedule_name"] = kwargs.pop("lr_schedule")
@@ -353,8 +362,8 @@ class ACER(OffPolicyAlgorithm):
         :param tb_log_name: name of the run in tensorboard's log
         :param reset_num_timesteps: False to continue counting, and the episodes under way
         :param progress_bar: show a progress bar
-        :raises ValueError: if an observation, a reward or a gradient is NaN or infinite. Neither the agent nor its replay
-            buffer has taken it in: both can be saved.
+        :raises ValueError: if an observation, a reward or a gradient is NaN or infinite. Neither the agent nor its
+            replay buffer has taken it in: both can be saved.
         """
         return super().learn(
             total_timesteps, callback, cast(int, log_interval), tb_log_name, reset_num_timesteps, progress_bar
@@ -373,6 +382,7 @@ class ACER(OffPolicyAlgorithm):
         if resets:
             self.replay_buffer.end_episodes()
             self._require_finite("observation", self._last_obs)
+        self._warn_of_no_replay()
         return prepared
 
     def collect_rollouts(
@@ -424,7 +434,11 @@ class ACER(OffPolicyAlgorithm):
         normalize = self._vec_normalize_env
         obs, next_obs = self._last_obs, new_obs
         if normalize is not None:
-            obs, next_obs, reward = self._last_original_obs, normalize.get_original_obs(), normalize.get_original_reward()
+            obs, next_obs, reward = (
+                self._last_original_obs,
+                normalize.get_original_obs(),
+                normalize.get_original_reward(),
+            )
         self._last_original_obs = next_obs
         if dones.any():
             next_obs = deepcopy(next_obs)
@@ -432,12 +446,12 @@ class ACER(OffPolicyAlgorithm):
                 final = infos[env].get("terminal_observation")
                 if final is not None:
                     final = final if normalize is None else normalize.unnormalize_obs(final)
-                    _set_row(next_obs, env, final)
+                    _set_row(next_obs, int(env), final)
         self._require_finite("reward", reward)
         self._require_finite("observation", next_obs)
         assert obs is not None
         self.replay_buffer.add(obs, next_obs, buffer_action, reward, dones, infos, behaviour=self._behaviour)
-        self._last_obs = new_obs  # type: ignore[assignment]
+        self._last_obs = new_obs
 
     def _require_finite(self, name: str, values: NumpyObs | None) -> None:
         """Nothing that is not finite gets into the buffer or a network."""
@@ -450,7 +464,8 @@ class ACER(OffPolicyAlgorithm):
 
     def train(self, gradient_steps: int, batch_size: int) -> None:
         """
-        One update on the latest rollout, then, once replay has started, Poisson(``replay_ratio``) updates on replayed ones.
+        One update on the latest rollout, then, once replay has started, Poisson(``replay_ratio``) updates on replayed
+        ones.
 
         :param gradient_steps: not read
         :param batch_size: sequences of a replayed batch; None for one an environment
@@ -465,12 +480,14 @@ class ACER(OffPolicyAlgorithm):
                 updates.append(self.update(batch))
         self._n_updates += len(updates)
         self._n_rollouts += 1
-        if self._log_interval is not None and self._n_rollouts % self._log_interval == 0:
+        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+        # Without an interval, callbacks may write the log at any time.
+        if self._log_interval is None or self._n_rollouts % self._log_interval == 0:
             metrics = [self.metrics(update) for update in updates]
             for name in metrics[0]:
                 self.logger.record(f"train/{name}", np.mean([each[name] for each in metrics]))
-            self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
-            self.dump_logs()
+            if self._log_interval is not None:
+                self.dump_logs()
 
     def update(self, batch: SequenceBatch) -> Update:
         """
@@ -493,7 +510,9 @@ class ACER(OffPolicyAlgorithm):
         )
         average = self.average_policy.statistics(batch.observations)
 
-        stats, values, q_values = (tensor.detach() for tensor in (evaluation.stats, evaluation.values, evaluation.q_values))
+        stats, values, q_values = (
+            tensor.detach() for tensor in (evaluation.stats, evaluation.values, evaluation.q_values)
+        )
         actions, candidates = batch.actions, evaluation.candidates
         ratio, ratios = family.ratios(stats, batch.behaviour, actions, candidates)
 
@@ -515,7 +534,7 @@ class ACER(OffPolicyAlgorithm):
         k = family.kl_gradient(average, stats)
         z = trust_region(g, k, self.delta) if self.trust_region else g
 
-        # Critic: half the squared distance of Q to Retrace's target, and of a V of its own to min(1, rho) (Q^ret - Q) + V.
+        # Critic: half the squared distance of Q to Q^ret, and of a V of its own to min(1, rho) (Q^ret - Q) + V.
         q_error = self.q_coef * (q_values - q_ret)
         outputs, gradients = [evaluation.stats, evaluation.q_values], [-z, q_error]
         if not family.enumerable:
@@ -526,7 +545,9 @@ class ACER(OffPolicyAlgorithm):
         for parameter in policy.weights:
             parameter.grad = None
         th.autograd.backward(outputs, [gradient / ratio.numel() for gradient in gradients])
-        update = Update(batch, evaluation, average, ratio, ratios, q_ret, advantage, advantages, g, k, z, self._clip_gradients())
+        update = Update(
+            batch, evaluation, average, ratio, ratios, q_ret, advantage, advantages, g, k, z, self._clip_gradients()
+        )
         self._require_finite_update(update)
         policy.optimizer.step()
         self._average()
@@ -550,18 +571,20 @@ class ACER(OffPolicyAlgorithm):
             if not value.isfinite().all():
                 step, sequence = (~value.isfinite()).nonzero()[0, :2].tolist()
                 raise ValueError(
-                    f"{name} must be finite, got {value[step, sequence].tolist()} in update {self._n_updates} at step {step} of "
-                    f"a sequence from environment {envs[sequence]}: the update was not made"
+                    f"{name} must be finite, got {value[step, sequence].tolist()} in update {self._n_updates} at step "
+                    f"{step} of a sequence from environment {envs[sequence]}: the update was not made"
                 )
         raise ValueError(
-            f"the gradient must be finite, got a norm of {update.grad_norm.item()} in update {self._n_updates} on sequences "
-            f"from the environments {np.unique(envs).tolist()}: the update was not made"
+            f"the gradient must be finite, got a norm of {update.grad_norm.item()} in update {self._n_updates} on "
+            f"sequences from the environments {np.unique(envs).tolist()}: the update was not made"
         )
 
     def _average(self) -> None:
         """theta_a <- alpha theta_a + (1 - alpha) theta; running statistics (of batch normalisation, say) are copied."""
-        get_ema_multi_avg_fn(self.alpha)(self.average_policy.weights, self.policy.weights, None)
-        for average, current in zip(self.average_policy.running_statistics, self.policy.running_statistics, strict=True):
+        get_ema_multi_avg_fn(self.alpha)(  # type: ignore[no-untyped-call]
+            self.average_policy.weights, self.policy.weights, None
+        )
+        for average, current in zip(self.average_policy.running_means, self.policy.running_means, strict=True):
             average.copy_(current)
 
     def metrics(self, update: Update) -> dict[str, float]:
@@ -594,9 +617,13 @@ class ACER(OffPolicyAlgorithm):
         return {**means, "explained_variance": float(explained)}
 
 
-def _set_row(observations: NumpyObs, env: int, row: NumpyObs) -> None:
+def _is_count(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and bool(value >= 1)
+
+
+def _set_row(observations: Any, env: int, row: Any) -> None:
     if isinstance(observations, dict):
         for key, part in observations.items():
-            part[env] = row[key]  # type: ignore[index, call-overload]
+            part[env] = row[key]
     else:
         observations[env] = row

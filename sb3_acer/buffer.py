@@ -47,8 +47,8 @@ class SequenceReplayBuffer(ReplayBuffer):
     nothing in the buffer is invalid.
 
     Slots follow one another in one ring of rows, so a slot's border row (the observations after its last step) is its
-    successor's first row. The rollout under way is kept apart until it is finished. Final observations of truncated steps
-    are rare and live in a table of their own. Memory is allocated when the first step is added.
+    successor's first row. The rollout under way is kept apart until it is finished. Final observations of truncated
+    steps are rare and live in a table of their own. Memory is allocated when the first step is added.
 
     :param buffer_size: steps of the vectorised environment to keep, at least one slot; transitions are that many times
         ``n_envs``
@@ -83,7 +83,7 @@ class SequenceReplayBuffer(ReplayBuffer):
         self.pos = 0  # the slot that is written next, one of n_slots + 1: it is not sampled
         self.full = False
         self.step = 0  # steps of the rollout under way
-        self._rollout: dict[str, np.ndarray] = {}  # the rollout under way, [n_steps (+ 1 for observations), n_envs, ...]
+        self._rollout: dict[str, np.ndarray] = {}  # under way, [n_steps (+ 1 for observations), n_envs, ...]
         self._rows: dict[str, th.Tensor] = {}  # the ring, [(n_slots + 1) * n_steps, n_envs, ...]
         self._finals: dict[str, th.Tensor] = {}  # final observations of truncated steps, [places, ...]
         self._free_places: list[int] = []
@@ -208,7 +208,9 @@ class SequenceReplayBuffer(ReplayBuffer):
             )
 
     def _allocate(self, action: np.ndarray, behaviour: np.ndarray) -> None:
-        parts = self.observation_space.spaces if isinstance(self.observation_space, spaces.Dict) else self.observation_space
+        parts = (
+            self.observation_space.spaces if isinstance(self.observation_space, spaces.Dict) else self.observation_space
+        )
         observations = {
             name: (space.shape, _STORED_AS.get(space.dtype, space.dtype)) for name, space in _columns(parts)
         }
@@ -222,12 +224,14 @@ class SequenceReplayBuffer(ReplayBuffer):
             "final_place": ((), np.int64),  # place in the table of final observations, -1 for none
         }
         n_rows = (self.n_slots + 1) * self.n_steps
-        row_bytes = sum(int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in columns.values()) * self.n_envs
+        row_bytes = sum(
+            self.n_envs * int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in columns.values()
+        )
         available = psutil.virtual_memory().available
         if n_rows * row_bytes > available:
             warnings.warn(
-                f"the replay buffer will need {n_rows * row_bytes / 1e9:.2f} GB and {available / 1e9:.2f} GB are available: "
-                f"buffer_size={self.buffer_size} counts steps of all {self.n_envs} environments together",
+                f"the replay buffer will need {n_rows * row_bytes / 1e9:.2f} GB, and {available / 1e9:.2f} GB are "
+                f"available: buffer_size={self.buffer_size} counts steps of all {self.n_envs} environments together",
                 stacklevel=2,
             )
         for name, (shape, dtype) in columns.items():
@@ -245,7 +249,8 @@ class SequenceReplayBuffer(ReplayBuffer):
                 n_places = len(next(iter(self._finals.values())))
                 added = max(n_places, 16)
                 self._finals = {
-                    name: th.cat((table, table.new_zeros((added, *table.shape[1:])))) for name, table in self._finals.items()
+                    name: th.cat((table, table.new_zeros((added, *table.shape[1:]))))
+                    for name, table in self._finals.items()
                 }
                 self._free_places = list(range(n_places, n_places + added))
             place = self._free_places.pop()
@@ -301,7 +306,8 @@ class SequenceReplayBuffer(ReplayBuffer):
         if env is not None:
             normalized = env.normalize_obs(self._from_columns({name: rows.numpy() for name, rows in columns.items()}))
             columns = {name: th.from_numpy(rows) for name, rows in _columns(normalized)}
-        return self._from_columns({name: rows.to(self.device) for name, rows in columns.items()})
+        observations: PyTorchObs = self._from_columns({name: rows.to(self.device) for name, rows in columns.items()})
+        return observations
 
     def _from_columns(self, columns: dict[str, Any]) -> Any:
         """The inverse of :func:`_columns`."""

@@ -3,11 +3,12 @@ One family of distributions for each action space: from a network's outputs to s
 log-probabilities, ratios, entropies, divergences and samples.
 
 Statistics are plain tensors ``[..., P]``: what the trust region acts on and what the buffer stores, whatever the space.
-Actions are ``[..., D]``, D components each, as the policy samples them: indices from 0, or a vector before any clipping.
+Actions are ``[..., D]``, D components each, as the policy samples them: indices from 0, or a vector before clipping.
 """
 
+import math
 from abc import ABC, abstractmethod
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
 import torch as th
@@ -17,7 +18,7 @@ from torch.nn import functional as F
 Array = TypeVar("Array", np.ndarray, th.Tensor)
 
 EPSILON = 1e-6
-"""The floor of a probability inside a logarithm or a denominator, as in stable-baselines' and OpenAI baselines' ACER."""
+"""The floor of a probability inside a logarithm or a denominator, as in stable-baselines' ACER."""
 
 MAX_LOG_RATIO = 60.0
 """Ratios of densities stop at e^60: beyond every truncation constant, and their sums are finite in float32."""
@@ -46,14 +47,14 @@ class Family(ABC):
     trace_root: int = 1
     """d in Retrace's trace coefficient min(1, rho^(1/d))."""
 
-    def __init__(self, action_space: spaces.Space) -> None:
+    def __init__(self, action_space: spaces.Space[Any]) -> None:
         self.action_space = action_space
 
     @abstractmethod
-    def statistics(self, outputs: th.Tensor, log_std: th.Tensor) -> th.Tensor:
+    def statistics(self, outputs: th.Tensor, log_std: th.Tensor | None) -> th.Tensor:
         """
         :param outputs: a policy network's outputs, ``[..., n_outputs]``
-        :param log_std: logarithms of standard deviations, ``[n_log_std]``
+        :param log_std: logarithms of standard deviations, ``[n_log_std]``; None if there are none
         :return: statistics of the distributions, ``[..., P]``
         """
 
@@ -208,12 +209,12 @@ class Categorical(Family):
 
     action_dtype = th.int64
 
-    def __init__(self, action_space: spaces.Space, sizes: list[int]) -> None:
+    def __init__(self, action_space: spaces.Space[Any], sizes: list[int]) -> None:
         super().__init__(action_space)
         self.n_stats = self.n_outputs = self.n_features = sum(sizes)
         self.n_components = len(sizes)
         self.width = max(sizes)
-        self.shape, self.dtype = action_space.shape, action_space.dtype
+        self.shape, self.dtype = action_space.shape or (), action_space.dtype
         self.start = getattr(action_space, "start", 0)
         # Factors of unequal sizes are padded to one width, so that every quantity is one operation over all factors.
         present = th.arange(self.width) < th.tensor(sizes).unsqueeze(-1)
@@ -235,10 +236,10 @@ class Categorical(Family):
     def _pick(self, stats: th.Tensor, actions: th.Tensor) -> th.Tensor:
         """Probability of each factor's outcome, ``[..., D]``."""
         factors = self._factors(stats)
-        shape = th.broadcast_shapes(factors.shape[:-1], actions.shape)
+        shape = np.broadcast_shapes(factors.shape[:-1], actions.shape)
         return factors.expand(*shape, -1).gather(-1, actions.expand(shape).unsqueeze(-1)).squeeze(-1)
 
-    def statistics(self, outputs: th.Tensor, log_std: th.Tensor) -> th.Tensor:
+    def statistics(self, outputs: th.Tensor, log_std: th.Tensor | None) -> th.Tensor:
         return self._joined(self._factors(outputs, absent=-th.inf).softmax(-1))
 
     def log_prob(self, stats: th.Tensor, actions: th.Tensor) -> th.Tensor:
@@ -247,7 +248,7 @@ class Categorical(Family):
     def ratio(self, stats: th.Tensor, behaviour: th.Tensor, actions: th.Tensor) -> th.Tensor:
         # Not from log-probabilities: the golden updates of stable-baselines have p / (mu + epsilon), exact zeros in mu.
         ratio = (self._pick(stats, actions) / (self._pick(behaviour, actions) + EPSILON)).prod(-1)
-        return ratio.clamp(max=np.exp(MAX_LOG_RATIO))
+        return ratio.clamp(max=math.exp(MAX_LOG_RATIO))
 
     def entropy(self, stats: th.Tensor) -> th.Tensor:
         return -(stats * (stats + EPSILON).log()).sum(-1)
@@ -293,7 +294,7 @@ class Enumerated(Categorical):
     def __init__(self, action_space: spaces.Discrete) -> None:
         super().__init__(action_space, [int(action_space.n)])
 
-    def statistics(self, outputs: th.Tensor, log_std: th.Tensor) -> th.Tensor:
+    def statistics(self, outputs: th.Tensor, log_std: th.Tensor | None) -> th.Tensor:
         return outputs.softmax(-1)
 
     def act(self, stats: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
@@ -316,17 +317,18 @@ class Enumerated(Categorical):
 
 def _invert(probabilities: Array, uniforms: Array) -> Array:
     """
-    The outcome at which the cumulated probabilities ``[..., n]`` pass the uniform numbers ``[..., 1]``. Their products with
-    the whole sum are float64 and below it, so that an outcome of probability 0 is never drawn.
+    The outcome at which the cumulated probabilities ``[..., n]`` pass the uniform numbers ``[..., 1]``. Their products
+    with the whole sum are float64 and below it, so that an outcome of probability 0 is never drawn.
     """
     cumulated = probabilities.cumsum(-1)
-    return cast(Array, (cumulated <= uniforms * cumulated[..., -1:]).sum(-1))
+    outcomes: Array = (cumulated <= uniforms * cumulated[..., -1:]).sum(-1)
+    return outcomes
 
 
 class DiagonalGaussian(Family):
     """
-    Gaussian with a diagonal covariance; the statistics are the means, then the standard deviations. Actions are stored and
-    judged as sampled; only the environment gets them clipped to the bounds of its space.
+    Gaussian with a diagonal covariance; the statistics are the means, then the standard deviations. Actions are stored
+    and judged as sampled; only the environment gets them clipped to the bounds of its space.
 
     :param action_space: the Box that the actions are of; a bound may be infinite
     """
@@ -335,23 +337,27 @@ class DiagonalGaussian(Family):
 
     def __init__(self, action_space: spaces.Box) -> None:
         super().__init__(action_space)
+        self.low, self.high, self.dtype = action_space.low, action_space.high, action_space.dtype
         size = int(np.prod(action_space.shape))
         self.n_components = self.n_features = self.n_outputs = self.n_log_std = self.trace_root = size
         self.n_stats = 2 * size
 
-    def statistics(self, outputs: th.Tensor, log_std: th.Tensor) -> th.Tensor:
+    def statistics(self, outputs: th.Tensor, log_std: th.Tensor | None) -> th.Tensor:
+        assert log_std is not None
         return th.cat((outputs, log_std.exp().expand_as(outputs)), -1)
 
     def log_prob(self, stats: th.Tensor, actions: th.Tensor) -> th.Tensor:
         mean, std = stats.chunk(2, -1)
-        return -(0.5 * ((actions - mean) / std).square() + std.log() + 0.5 * np.log(2 * np.pi)).sum(-1)
+        log_densities: th.Tensor = -(0.5 * ((actions - mean) / std).square() + std.log() + 0.5 * math.log(2 * math.pi))
+        return log_densities.sum(-1)
 
     def ratio(self, stats: th.Tensor, behaviour: th.Tensor, actions: th.Tensor) -> th.Tensor:
         log_ratio = self.log_prob(stats, actions) - self.log_prob(behaviour, actions)
         return log_ratio.clamp(max=MAX_LOG_RATIO).exp()
 
     def entropy(self, stats: th.Tensor) -> th.Tensor:
-        return (stats.chunk(2, -1)[1].log() + 0.5 * np.log(2 * np.pi * np.e)).sum(-1)
+        std = stats.chunk(2, -1)[1]
+        return (std.log() + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
 
     def kl(self, stats: th.Tensor, other: th.Tensor) -> th.Tensor:
         (mean, std), (other_mean, other_std) = stats.chunk(2, -1), other.chunk(2, -1)
@@ -376,7 +382,8 @@ class DiagonalGaussian(Family):
     def sample(self, stats: th.Tensor, uniforms: th.Tensor) -> th.Tensor:
         mean, std = stats.chunk(2, -1)
         normals = th.special.ndtri(uniforms.clamp(min=th.finfo(uniforms.dtype).tiny))  # at 0 it would be infinite
-        return mean + std * normals.to(mean.dtype)
+        actions: th.Tensor = mean + std * normals.to(mean.dtype)
+        return actions
 
     def mode(self, stats: th.Tensor) -> th.Tensor:
         return stats.chunk(2, -1)[0]
@@ -385,11 +392,11 @@ class DiagonalGaussian(Family):
         return actions
 
     def to_env(self, actions: np.ndarray) -> np.ndarray:
-        actions = actions.reshape(-1, *self.action_space.shape)
-        return np.clip(actions, self.action_space.low, self.action_space.high).astype(self.action_space.dtype, copy=False)
+        clipped: np.ndarray = np.clip(actions.reshape(-1, *self.low.shape), self.low, self.high)
+        return clipped.astype(self.dtype, copy=False)
 
 
-def make_family(action_space: spaces.Space) -> Family:
+def make_family(action_space: spaces.Space[Any]) -> Family:
     """
     The family for an action space: Discrete, MultiDiscrete and MultiBinary are categorical, Box is Gaussian.
 
@@ -399,11 +406,15 @@ def make_family(action_space: spaces.Space) -> Family:
         return Enumerated(action_space)
     if isinstance(action_space, spaces.MultiDiscrete):
         return Categorical(action_space, action_space.nvec.flatten().tolist())
-    if isinstance(action_space, spaces.MultiBinary) and len(action_space.shape) == 1:
+    if isinstance(action_space, spaces.MultiBinary):
+        if len(action_space.shape) > 1:
+            raise ValueError(
+                f"Multi-dimensional {action_space} action space is not supported: use one of one dimension"
+            )
         return Categorical(action_space, [2] * int(action_space.shape[0]))
     if isinstance(action_space, spaces.Box) and not np.isnan([action_space.low, action_space.high]).any():
         return DiagonalGaussian(action_space)
     raise ValueError(
-        "action_space must be Discrete, MultiDiscrete, MultiBinary of one dimension, or Box without NaN in its bounds, "
+        "action_space must be Discrete, MultiDiscrete, MultiBinary, or Box without NaN in its bounds, "
         f"got {action_space!r}"
     )

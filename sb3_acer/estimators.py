@@ -2,8 +2,8 @@
 The mathematics of ACER (Wang et al., *Sample Efficient Actor-Critic with Experience Replay*, arXiv 1611.01224):
 pure functions of tensors, time-major, that know numbers and no policies.
 
-T is the number of steps of a sequence, B the number of sequences, K the number of candidate actions of a state and P the
-number of statistics of its distribution. Leading axes other than ``[T, B]`` work wherever nothing is said of time.
+T is the number of steps of a sequence, B the number of sequences, K the number of candidate actions of a state and P
+the number of statistics of its distribution. Leading axes other than ``[T, B]`` work wherever nothing is said of time.
 """
 
 import torch as th
@@ -34,8 +34,8 @@ def off_policy_returns(
     :param continues: n, 0 where an episode ended at the step for whatever reason, else 1, ``[T, B]``
     :return: the returns G, ``[T, B]``
     """
-    # The recursion is G_t = offset_t + weight_t G_{t+1}. A pass of stride s leaves in row t the sum of 2s of its terms and
-    # the product of 2s of its weights: log2(T) operations on all rows instead of T on single ones.
+    # The recursion is G_t = offset_t + weight_t G_{t+1}. A pass of stride s leaves in row t the sum of 2s of its terms
+    # and the product of 2s of its weights: log2(T) operations on all rows instead of T on single ones.
     weights = discounts[:-1] * continues[:-1] * traces[1:]
     returns = rewards + discounts * next_values
     returns[:-1] -= weights * q_values[1:]
@@ -95,8 +95,8 @@ def correction_gain(
     The bias correction of equation 9's second term, as a weighted sum over candidate actions:
     :math:`\sum_a w_a \left[ 1 - c / \rho(a) \right]_+ A(a) \log \pi(a | x)`.
 
-    With every action a candidate and w = pi it is the expectation itself; with K actions sampled from pi and w = 1/K its
-    unbiased estimate.
+    With every action a candidate and w = pi it is the expectation itself; with K actions sampled from pi and w = 1/K
+    its unbiased estimate.
 
     :param log_probs: log pi of the candidates, ``[T, B, K]``: what a gradient goes through
     :param weights: see :func:`correction_weights`
@@ -121,7 +121,8 @@ def trust_region(g: th.Tensor, k: th.Tensor, delta: float) -> th.Tensor:
     """
     excess = (th.linalg.vecdot(k, g) - delta).clamp(min=0)
     squared_norm = th.linalg.vecdot(k, k).clamp(min=th.finfo(k.dtype).tiny)  # k = 0 has no excess: 0 / tiny
-    return g - (excess / squared_norm).unsqueeze(-1) * k
+    scale: th.Tensor = excess / squared_norm
+    return g - scale.unsqueeze(-1) * k
 
 
 def dueling(values: th.Tensor, advantage: th.Tensor, sampled_advantages: th.Tensor) -> th.Tensor:

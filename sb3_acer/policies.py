@@ -2,6 +2,7 @@
 ACER's policy: features -> [recurrent core] -> policy head, and Q head or stochastic dueling head.
 """
 
+import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -71,6 +72,15 @@ class QHead(nn.Module):
         super().__init__()
         self.q = nn.Linear(latent_dim, family.n_stats)
 
+    def values(self, latent: th.Tensor, stats: th.Tensor) -> th.Tensor:
+        """
+        :param latent: ``[N, L]``
+        :param stats: statistics of pi in the same rows, ``[N, P]``
+        :return: V, ``[N]``
+        """
+        q: th.Tensor = self.q(latent)
+        return (stats * q).sum(-1)
+
     def forward(
         self, latent: th.Tensor, stats: th.Tensor, actions: th.Tensor, n_samples: int, rng: np.random.Generator
     ) -> Judgement:
@@ -97,7 +107,8 @@ class QHead(nn.Module):
 
 class DuelingHead(nn.Module):
     """
-    Stochastic dueling networks (section 3.2 of the paper): V(x) and A(x, a), and Q~ by :func:`~sb3_acer.estimators.dueling`.
+    Stochastic dueling networks (section 3.2 of the paper): V(x) and A(x, a), and Q~ by
+    :func:`~sb3_acer.estimators.dueling`.
 
     :param family: the actions' family
     :param latent_dim: width of the latent features
@@ -108,11 +119,21 @@ class DuelingHead(nn.Module):
         super().__init__()
         self.family = family
         self.value = nn.Linear(latent_dim, 1)
-        # A layer of [latent, action] as a sum of two: the latent features are multiplied once for all actions of a state.
+        # A layer of [latent, action] as a sum of two: the latent features are multiplied once for all actions of a
+        # state.
         width = min(latent_dim, 64)
         self.advantage_latent = nn.Linear(latent_dim, width)
         self.advantage_action = nn.Linear(family.n_features, width, bias=False)
         self.advantage = nn.Sequential(activation_fn(), nn.Linear(width, 1))
+
+    def values(self, latent: th.Tensor, stats: th.Tensor) -> th.Tensor:
+        """
+        :param latent: ``[N, L]``
+        :param stats: not read
+        :return: V, ``[N]``
+        """
+        values: th.Tensor = self.value(latent)
+        return values.squeeze(-1)
 
     def forward(
         self, latent: th.Tensor, stats: th.Tensor, actions: th.Tensor, n_samples: int, rng: np.random.Generator
@@ -121,12 +142,13 @@ class DuelingHead(nn.Module):
         :param latent: ``[N, L]``, the first T * B rows those of the steps
         :param stats: statistics of pi in the same rows, ``[N, P]``
         :param actions: the actions taken, ``[T, B, D]``
-        :param n_samples: actions to sample from pi in each state, as candidates, and as many again for the mean advantage
+        :param n_samples: actions to sample from pi in each state, as candidates, and as many again for the mean
+            advantage
         :param rng: the source of those samples
         """
         n_steps, n_sequences = actions.shape[:2]
         n_rows = n_steps * n_sequences
-        values: th.Tensor = self.value(latent).squeeze(-1)
+        values = self.values(latent, stats)
         policy = stats[:n_rows].detach().view(n_steps, n_sequences, 1, -1)
         uniforms = th.from_numpy(rng.random((n_steps, n_sequences, 2 * n_samples, self.family.n_components)))
         sampled = self.family.sample(policy, uniforms.to(policy.device))
@@ -153,12 +175,15 @@ class MLP(nn.Sequential):
 
     def forward(self, input: th.Tensor) -> th.Tensor:
         for module in self._modules.values():
-            input = module.forward(input)  # type: ignore[union-attr]
+            input = module.forward(input)
         return input
 
 
 def _split_net_arch(net_arch: list[int] | Mapping[str, list[int]]) -> tuple[list[int], list[int]]:
     """Layers of the policy network and of the Q network; ``vf`` is what other SB3 policies call the latter."""
+    if isinstance(net_arch, list) and len(net_arch) == 1 and isinstance(net_arch[0], dict):
+        warnings.warn("net_arch should be a dict, no list of one: net_arch=dict(pi=..., qf=...)", stacklevel=4)
+        net_arch = net_arch[0]
     if isinstance(net_arch, Mapping):
         unknown = set(net_arch) - {"pi", "qf", "vf"}
         if unknown or {"qf", "vf"} <= set(net_arch):
@@ -176,8 +201,8 @@ class ACERPolicy(BasePolicy):
     :param observation_space: observation space
     :param action_space: action space
     :param lr_schedule: learning rate as a function of the remaining progress (from 1 to 0)
-    :param net_arch: widths of the hidden layers, ``dict(pi=[...], qf=[...])`` or a list for both; by default 64 and 64, none
-        behind a NatureCNN
+    :param net_arch: widths of the hidden layers, ``dict(pi=[...], qf=[...])`` or a list for both; by default 64 and
+        64, none behind a NatureCNN
     :param activation_fn: activation function
     :param ortho_init: whether to initialise orthogonally: gain sqrt(2), 0.01 for the heads' outputs
     :param log_std_init: initial logarithm of the standard deviation of continuous actions
@@ -230,16 +255,21 @@ class ACERPolicy(BasePolicy):
             and len(observation_space.shape) == 1
         )
         self.features_extractor = self.make_features_extractor()
-        self.q_features_extractor = self.features_extractor if share_features_extractor else self.make_features_extractor()
+        self.q_features_extractor = (
+            self.features_extractor if share_features_extractor else self.make_features_extractor()
+        )
         pi_arch, q_arch = _split_net_arch(net_arch)
         features_dim = self.features_extractor.features_dim
         self.pi_net = MLP(features_dim, pi_arch, activation_fn)
         self.q_net = MLP(features_dim, q_arch, activation_fn)
         self.pi_head = nn.Linear((pi_arch or [features_dim])[-1], self.family.n_outputs)
-        self.log_std = nn.Parameter(th.full((self.family.n_log_std,), log_std_init))
+        n_log_std = self.family.n_log_std
+        self.log_std = nn.Parameter(th.full((n_log_std,), log_std_init)) if n_log_std else None
         latent_dim = (q_arch or [features_dim])[-1]
         self.q_head: QHead | DuelingHead = (
-            QHead(self.family, latent_dim) if self.family.enumerable else DuelingHead(self.family, latent_dim, activation_fn)
+            QHead(self.family, latent_dim)
+            if self.family.enumerable
+            else DuelingHead(self.family, latent_dim, activation_fn)
         )
         if ortho_init:
             for module, gain in (
@@ -252,11 +282,13 @@ class ACERPolicy(BasePolicy):
             ):
                 module.apply(partial(self.init_weights, gain=gain))
         self.optimizer = self.optimizer_class(
-            self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs  # type: ignore[call-arg]
+            self.parameters(),
+            lr=lr_schedule(1),
+            **self.optimizer_kwargs,  # type: ignore[call-arg]
         )
         # Walking the modules for them takes as long as a layer does.
         self.weights = list(self.parameters())
-        self.running_statistics = list(self.buffers())
+        self.running_means = list(self.buffers())
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         return {
@@ -339,18 +371,23 @@ class ACERPolicy(BasePolicy):
             *judgement[1:],
         )
 
+    def predict_values(self, obs: PyTorchObs) -> th.Tensor:
+        """
+        :param obs: ``[N, ...]``
+        :return: V(x), ``[N, 1]``
+        """
+        features = self.extract_features(obs, self.features_extractor)
+        q_features = features
+        if not self.share_features_extractor:
+            q_features = self.extract_features(obs, self.q_features_extractor)
+        return self.q_head.values(self.q_net(q_features), self._statistics(features)).unsqueeze(-1)
+
     def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:
         stats = self(observation)
-        if deterministic:
-            actions = self.family.mode(stats)
-        else:
-            actions = self.family.sample(stats, self._uniforms(stats))
+        # From torch's global generator, as every policy of SB3 predicts; training has generators of its own.
+        uniforms = th.rand((len(stats), self.family.n_components), dtype=th.float64, device=stats.device)
+        actions = self.family.mode(stats) if deterministic else self.family.sample(stats, uniforms)
         return th.as_tensor(self.family.to_env(actions.cpu().numpy()))
-
-    def _uniforms(self, stats: th.Tensor) -> th.Tensor:
-        """From torch's global generator, as every policy of SB3 predicts; training has generators of its own."""
-        shape = (*stats.shape[:-1], self.family.n_components)
-        return th.rand(shape, dtype=th.float64, device=stats.device)
 
 
 def _map(function: Callable[..., th.Tensor], *observations: PyTorchObs) -> PyTorchObs:
@@ -374,22 +411,12 @@ class MlpPolicy(ACERPolicy):
 class CnnPolicy(ACERPolicy):
     """Images: one NatureCNN for the policy and the critic."""
 
-    def __init__(
-        self,
-        *args: Any,
-        features_extractor_class: type[BaseFeaturesExtractor] = NatureCNN,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(*args, features_extractor_class=features_extractor_class, **kwargs)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"features_extractor_class": NatureCNN, **kwargs})
 
 
 class MultiInputPolicy(ACERPolicy):
     """Dict observations: each key has an extractor of its own, and their features are put side by side."""
 
-    def __init__(
-        self,
-        *args: Any,
-        features_extractor_class: type[BaseFeaturesExtractor] = CombinedExtractor,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(*args, features_extractor_class=features_extractor_class, **kwargs)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"features_extractor_class": CombinedExtractor, **kwargs})

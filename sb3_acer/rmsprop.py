@@ -9,8 +9,9 @@ from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 
 class RMSpropTF(RMSpropTFLike):
     """
-    SB3's :class:`RMSpropTFLike` (epsilon inside the root, slots that start at 1), with the same arguments, state and steps.
-    On small networks most of a step's time goes into launching operations; here there are five, however many parameters.
+    SB3's :class:`RMSpropTFLike` (epsilon inside the root, slots that start at 1), with the same arguments, state and
+    steps. On small networks most of a step's time goes into launching operations; here there are five, however many
+    parameters.
     """
 
     @th.no_grad()

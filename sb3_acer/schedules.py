@@ -47,8 +47,8 @@ class NamedSchedule:
 
 def make_schedule(learning_rate: float | Schedule, name: str) -> FloatSchedule:
     """
-    The schedule called ``name`` for a number or a constant schedule (rl-zoo makes one of every number); any other callable
-    knows its own course and is used as it is.
+    The schedule called ``name`` for a number or a constant schedule (rl-zoo makes one of every number); any other
+    callable knows its own course and is used as it is.
 
     :raises ValueError: if ``name`` is none of :data:`SCHEDULES`
     """

@@ -197,7 +197,7 @@ def write_film(frames: list[np.ndarray], fps: float, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     video = path.with_name(f"{path.name}.mp4")
     try:
-        from moviepy import ImageSequenceClip  # type: ignore[import-untyped]
+        from moviepy import ImageSequenceClip
 
         ImageSequenceClip(frames, fps=fps).write_videofile(str(video), logger=None)
     except (ImportError, OSError, RuntimeError):

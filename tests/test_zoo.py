@@ -18,7 +18,7 @@ import rl_zoo3.exp_manager
 import rl_zoo3.hyperparams_opt
 import rl_zoo3.train
 import rl_zoo3.utils
-import yaml  # type: ignore[import-untyped]
+import yaml
 from rl_zoo3.exp_manager import ExperimentManager
 from stable_baselines3.common.vec_env import DummyVecEnv
 

@@ -1,0 +1,94 @@
+"""
+Environment steps per second of ACER over those of stable-baselines3's A2C, side by side in one run: the median of some
+interleaved runs, one thread, and where ACER's time goes.
+
+    python benchmarks/speed.py [--env CartPole-v1] [--runs 5] [--steps 20000]
+"""
+
+import argparse
+import csv
+import statistics
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import torch as th
+from stable_baselines3 import A2C
+from stable_baselines3.common.env_util import make_vec_env
+
+from sb3_acer import ACER
+
+
+def steps_per_second(model: Any, steps: int) -> float:
+    start = time.perf_counter()
+    model.learn(steps, reset_num_timesteps=False)
+    return steps / (time.perf_counter() - start)
+
+
+def time_shares(model: ACER, steps: int) -> dict[str, float]:
+    """Shares of the wall time of `steps` steps; the rest is SB3's loop, callbacks and logs."""
+    parts = {
+        "environment": [(model.env, "step")],
+        "acting": [(model, "_sample_action")],
+        "buffer": [(model, "_store_transition"), (model.replay_buffer, "latest"), (model.replay_buffer, "sample")],
+        "update": [(model, "update")],
+    }
+    seconds: dict[str, float] = defaultdict(float)
+    patched = [(part, owner, name, getattr(owner, name)) for part, methods in parts.items() for owner, name in methods]
+
+    def timed(part: str, method: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            start = time.perf_counter()
+            result = method(*args, **kwargs)
+            seconds[part] += time.perf_counter() - start
+            return result
+
+        return call
+
+    for part, owner, name, method in patched:
+        setattr(owner, name, timed(part, method))
+    start = time.perf_counter()
+    model.learn(steps, reset_num_timesteps=False)
+    total = time.perf_counter() - start
+    for _, owner, name, _ in patched:
+        delattr(owner, name)
+    shares = {part: seconds[part] / total for part in parts}
+    return {**shares, "the rest": 1 - sum(shares.values())}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--env", default="CartPole-v1")
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=20_000)
+    options = parser.parse_args()
+    th.set_num_threads(1)
+    models: dict[str, Any] = {
+        name: algorithm("MlpPolicy", make_vec_env(options.env, n_envs=4, seed=0), seed=0, device="cpu")
+        for name, algorithm in (("A2C", A2C), ("ACER", ACER))
+    }
+    for model in models.values():
+        model.learn(6000)  # past ACER's replay_start
+    rates = {name: [] for name in models}
+    for _ in range(options.runs):
+        for name, model in models.items():
+            rates[name].append(steps_per_second(model, options.steps))
+    medians = {name: statistics.median(values) for name, values in rates.items()}
+    ratio = medians["ACER"] / medians["A2C"]
+    print(", ".join(f"{name} {median:.0f} steps/s" for name, median in medians.items()), f"ratio {ratio:.2f}", sep=", ")
+    shares = time_shares(models["ACER"], options.steps)
+    for part, share in shares.items():
+        print(f"  {part:<12}{share:6.1%}")
+    path = Path(__file__).parent / "results" / f"speed_{options.env}.csv"
+    path.parent.mkdir(exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["run", *rates])
+        writer.writerows(
+            [[run, *(f"{rate:.0f}" for rate in row)] for run, row in enumerate(zip(*rates.values(), strict=True))]
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,500 @@
+"""The algorithm: what an update does, when it comes, what is kept, and what a user is told."""
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.logger import KVWriter, Logger
+from stable_baselines3.common.utils import ConstantSchedule
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+
+from sb3_acer import ACER, SequenceReplayBuffer
+from sb3_acer.buffer import SequenceBatch
+from tests.envs import Constant, Recorder
+
+SMALL: dict[str, Any] = {
+    "n_steps": 5,
+    "replay_start": 10,
+    "seed": 0,
+    "policy_kwargs": {"net_arch": [16]},
+    "device": "cpu",
+}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    th.set_num_threads(1)
+
+
+def small(env: Any = "CartPole-v1", **changes: Any) -> ACER:
+    return ACER("MlpPolicy", env, **{**SMALL, **changes})
+
+
+def flat(model: ACER) -> th.Tensor:
+    return th.cat([parameter.detach().flatten().clone() for parameter in model.policy.parameters()])
+
+
+def flat_average(model: ACER) -> th.Tensor:
+    return th.cat([parameter.detach().flatten().clone() for parameter in model.average_policy.parameters()])
+
+
+def trained(**changes: Any) -> ACER:
+    return small(make_vec_env("CartPole-v1", n_envs=2, seed=0), **changes).learn(200)
+
+
+def a_batch(model: ACER) -> SequenceBatch:
+    return model.replay_buffer.sample(3, None, np.random.default_rng(1))
+
+
+# One update
+
+
+def test_ratios_on_policy_are_one() -> None:
+    model = small(make_vec_env("CartPole-v1", n_envs=2), replay_ratio=0, learning_rate=0.0, lr_schedule="constant")
+    model.learn(200)
+    ratio = model.update(model.replay_buffer.latest()).ratio
+    np.testing.assert_allclose(ratio.numpy(), 1, atol=1e-5)
+
+
+def test_a_batch_of_copies_gives_the_gradient_of_one() -> None:
+    model = trained()
+    batch = a_batch(model)
+    copies = SequenceBatch(
+        observations=th.cat([batch.observations] * 4, 1),  # type: ignore[list-item]
+        actions=th.cat([batch.actions] * 4, 1),
+        behaviour=th.cat([batch.behaviour] * 4, 1),
+        rewards=th.cat([batch.rewards] * 4, 1),
+        terminated=th.cat([batch.terminated] * 4, 1),
+        truncated=th.cat([batch.truncated] * 4, 1),
+        final_observations=batch.final_observations,
+        final_steps=batch.final_steps,
+        envs=np.tile(batch.envs, 4),
+    )
+    assert not len(batch.final_steps)
+    before = {name: parameter.detach().clone() for name, parameter in model.policy.named_parameters()}
+    slots = model.policy.optimizer.state_dict()
+    model.update(batch)
+    one = flat(model)
+    model.policy.load_state_dict(before)
+    model.policy.optimizer.load_state_dict(slots)
+    model.update(copies)
+    np.testing.assert_allclose(flat(model).numpy(), one.numpy(), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.9, 1.0])
+def test_the_average_policy_moves_by_one_minus_alpha(alpha: float) -> None:
+    model = trained(alpha=0.99)
+    model.alpha = alpha
+    before = flat_average(model)
+    model.update(a_batch(model))
+    np.testing.assert_allclose(
+        flat_average(model).numpy(), (alpha * before + (1 - alpha) * flat(model)).numpy(), rtol=1e-5, atol=1e-7
+    )
+
+
+@pytest.mark.parametrize("trust_region", [True, False])
+def test_the_entropy_bonus_acts_with_and_without_the_trust_region(trust_region: bool) -> None:
+    entropies = []
+    for ent_coef in (0.0, 1.0):
+        model = small(
+            Constant(n_actions=4), trust_region=trust_region, ent_coef=ent_coef, learning_rate=1e-2, delta=1.0
+        )
+        with th.no_grad():
+            model.policy.pi_head.bias.add_(th.tensor([2.0, 1.0, 0.0, -1.0]))
+        model.learn(500)
+        stats = model.policy(th.ones(1, 1))
+        entropies.append(model.policy.family.entropy(stats).item())
+    assert entropies[1] > entropies[0] + 0.1
+
+
+def test_the_trust_region_binds_when_delta_is_zero_and_not_when_it_is_wide() -> None:
+    model = trained()
+    batch = a_batch(model)
+    batch.rewards.neg_()  # negative advantages lower probabilities: away from the average policy's
+    for delta, binds in ((0.0, True), (1e9, False)):
+        model.delta = delta
+        update = model.update(batch)
+        assert (model.metrics(update)["trust_region_active"] > 0) is binds
+        assert (th.linalg.vecdot(update.z, update.k) <= delta + 1e-4 * update.g.abs().max()).all()
+
+
+def test_gradients_are_clipped_to_the_norm_and_not_at_all_for_none() -> None:
+    for max_grad_norm in (1e-3, None):
+        model = trained(max_grad_norm=max_grad_norm)
+        update = model.update(a_batch(model))
+        gradients = [weight.grad for weight in model.policy.weights if weight.grad is not None]
+        norm = th.nn.utils.get_total_norm(gradients)
+        assert update.grad_norm > 1e-2
+        assert norm.item() == pytest.approx(1e-3 if max_grad_norm else update.grad_norm.item(), rel=1e-4)
+
+
+@pytest.mark.parametrize(("terminates", "value"), [(False, 10.0), (True, 6.5)])
+def test_a_time_limit_is_no_terminal_state(terminates: bool, value: float) -> None:
+    """A reward of 1 for ever is worth 1 / (1 - gamma) = 10; for ten steps, sum 0.9^t, 6.5 at the first of them."""
+    env = make_vec_env(Constant, n_envs=2, env_kwargs={"terminates": terminates})
+    model = small(env, gamma=0.9, learning_rate=1e-2, lr_schedule="constant", replay_start=20)
+    model.learn(3000)
+    # the state is the same at all ten steps: with terminal states its value is at most that of the first step
+    reached = model.policy.predict_values(th.ones(1, 1)).item()
+    assert reached == pytest.approx(10.0, abs=0.5) if not terminates else reached < value
+
+
+# When
+
+
+@pytest.mark.parametrize("replay_ratio", [0, 3])
+def test_replay_is_poisson_of_the_ratio_and_starts_with_replay_start(replay_ratio: float) -> None:
+    counts: list[int] = []
+    model = small(replay_ratio=replay_ratio, replay_start=50)
+    update = model.update
+    model.update = lambda batch: (counts.append(model.num_timesteps), update(batch))[1]  # type: ignore[method-assign, func-returns-value]
+    model.learn(1500)
+    early = [step for step in counts if step < 50]
+    assert early == [5, 10, 15, 20, 25, 30, 35, 40, 45]
+    n_rollouts = (1500 - 45) // 5
+    replayed = len(counts) - len(early) - n_rollouts
+    assert abs(replayed - replay_ratio * n_rollouts) <= 4 * np.sqrt(replay_ratio * n_rollouts)  # four deviations
+
+
+def test_the_learning_rate_falls_to_zero_and_never_below() -> None:
+    rates: list[float] = []
+
+    class Watch(BaseCallback):
+        def _on_rollout_start(self) -> None:
+            rates.append(self.model.policy.optimizer.param_groups[0]["lr"])
+
+        def _on_step(self) -> bool:
+            return True
+
+    small(make_vec_env("CartPole-v1", n_envs=4), n_steps=7).learn(201, Watch())  # the last rollout runs past the end
+    assert rates == sorted(rates, reverse=True)
+    assert min(rates) >= 0
+    assert rates[-1] < 0.3 * rates[0]
+
+
+@pytest.mark.parametrize(
+    ("learning_rate", "middle"), [(1e-3, 5e-4), (ConstantSchedule(1e-3), 5e-4), (lambda p: 0.1, 0.1)]
+)
+def test_lr_schedule_is_for_numbers_and_not_for_schedules(learning_rate: Any, middle: float) -> None:
+    assert small(learning_rate=learning_rate).lr_schedule(0.5) == pytest.approx(middle)
+
+
+def test_log_interval_counts_rollouts() -> None:
+    written: list[dict[str, Any]] = []
+
+    class Memory(KVWriter):
+        def write(self, key_values: dict[str, Any], key_excluded: Any, step: int = 0) -> None:
+            written.append(dict(key_values))
+
+        def close(self) -> None:
+            pass
+
+    model = small()
+    model.set_logger(Logger(None, [Memory()]))
+    model.learn(5 * 12, log_interval=4)
+    assert [row["time/total_timesteps"] for row in written] == [20, 40, 60]
+    names = [
+        "policy_loss",
+        "q_loss",
+        "correction_loss",
+        "entropy",
+        "kl",
+        "ratio_mean",
+        "ratio_truncated",
+        "trust_region_active",
+        "trust_region_scale",
+        "grad_norm",
+        "explained_variance",
+        "learning_rate",
+        "n_updates",
+    ]
+    assert all(np.isfinite(row[f"train/{name}"]) for row in written for name in names)
+    assert written[0]["train/ratio_mean"] == pytest.approx(1, abs=0.2)
+
+
+class StopAt(BaseCallback):
+    def __init__(self, n_calls: int) -> None:
+        super().__init__()
+        self.last = n_calls
+
+    def _on_step(self) -> bool:
+        return self.n_calls < self.last
+
+
+def test_a_callback_that_stops_in_mid_rollout_loses_no_step() -> None:
+    env = Recorder()
+    model = small(env, replay_ratio=0)
+    model.learn(1000, StopAt(8))
+    assert model.num_timesteps == len(env.actions) == 8
+    assert (model.replay_buffer.size(), model.replay_buffer.step) == (5, 3)
+    model.learn(2, reset_num_timesteps=False)
+    assert model.num_timesteps == len(env.actions) == 10
+    rewards = model.replay_buffer.latest().rewards
+    np.testing.assert_array_equal(rewards[:, 0].numpy(), [6, 7, 8, 9, 10])
+    np.testing.assert_array_equal(model.replay_buffer.latest().terminated[:, 0].numpy(), [0, 1, 0, 0, 0])
+
+
+def test_a_reset_from_outside_truncates_the_episode_under_way() -> None:
+    model = small(Recorder(), replay_ratio=0)
+    model.learn(1000, StopAt(8))
+    model.learn(2)  # resets the environment
+    batch = model.replay_buffer.latest()
+    np.testing.assert_array_equal(batch.truncated[:, 0].numpy(), [0, 0, 1, 0, 0])
+    np.testing.assert_array_equal(batch.final_steps.numpy(), [2])
+    assert isinstance(batch.final_observations, th.Tensor)
+    np.testing.assert_array_equal(batch.final_observations.numpy(), [[1, 8]])
+    assert isinstance(batch.observations, th.Tensor)
+    np.testing.assert_array_equal(batch.observations[3, 0].numpy(), [0, 8])
+
+
+# What is kept
+
+
+def test_one_seed_gives_one_agent_whatever_else_draws_random_numbers() -> None:
+    class Draw(BaseCallback):
+        def _on_step(self) -> bool:
+            np.random.rand()
+            th.rand(1)
+            return True
+
+    agents = [flat(trained(seed=seed).learn(200, callback)) for seed, callback in ((3, None), (3, Draw()), (4, None))]
+    assert th.equal(agents[0], agents[1])
+    assert not th.equal(agents[0], agents[2])
+
+
+def test_save_and_load_restore_all_that_training_uses(tmp_path: Path) -> None:
+    arguments = {
+        "gamma": 0.95,
+        "q_coef": 0.3,
+        "ent_coef": 0.02,
+        "max_grad_norm": 3.0,
+        "learning_rate": 1e-3,
+        "lr_schedule": "double_linear_con",
+        "rprop_alpha": 0.9,
+        "rprop_epsilon": 1e-4,
+        "buffer_size": 300,
+        "replay_ratio": 2,
+        "replay_start": 20,
+        "correction_term": 5.0,
+        "trust_region": False,
+        "alpha": 0.8,
+        "delta": 0.5,
+        "batch_size": 4,
+    }
+    model = trained(**arguments)
+    model.save(tmp_path / "agent")
+    model.save_replay_buffer(tmp_path / "buffer")
+    loaded = ACER.load(tmp_path / "agent", env=make_vec_env("CartPole-v1", n_envs=2), device="cpu")
+    loaded.load_replay_buffer(tmp_path / "buffer")
+    for name, value in arguments.items():
+        if name != "lr_schedule":
+            assert getattr(loaded, name) == value
+    assert loaded.lr_schedule(0.75) == model.lr_schedule(0.75) == pytest.approx(5e-4)
+    assert (loaded.num_timesteps, loaded._n_updates) == (model.num_timesteps, model._n_updates)
+    assert th.equal(flat(loaded), flat(model))
+    assert th.equal(flat_average(loaded), flat_average(model))
+    assert not th.equal(flat(model), flat_average(model))
+    for agent in (model, loaded):  # optimiser's slots, generators and buffer: what follows is the same as well
+        agent._update_learning_rate = lambda optimizers: None  # type: ignore[method-assign]
+        for _ in range(3):
+            agent.update(agent.replay_buffer.sample(4, None, agent._rngs.replay))
+    assert th.equal(flat(loaded), flat(model))
+    assert th.equal(flat_average(loaded), flat_average(model))
+
+
+def test_arguments_given_to_load_replace_the_saved_ones(tmp_path: Path) -> None:
+    trained().save(tmp_path / "agent")
+    loaded = ACER.load(tmp_path / "agent", env=gym.make("CartPole-v1"), lr_schedule="constant", n_steps=3, gamma=0.5)
+    assert loaded.lr_schedule(0.1) == loaded.lr_schedule(1)
+    assert loaded.learn(30).replay_buffer.n_steps == 3
+    with pytest.raises(ValueError, match=r"gamma must be in \[0, 1\], got 2"):
+        ACER.load(tmp_path / "agent", gamma=2)
+
+
+def test_an_agent_that_only_acts_allocates_no_replay_memory(tmp_path: Path) -> None:
+    small(buffer_size=10**12).save(tmp_path / "agent")
+    loaded = ACER.load(tmp_path / "agent", env=gym.make("CartPole-v1"))
+    env = loaded.get_env()
+    assert env is not None
+    evaluate_policy(loaded, env, 1)
+    assert loaded.replay_buffer._rows == {}
+
+
+@pytest.mark.parametrize("n_envs", [1, 3, 8])
+def test_another_number_of_environments_keeps_the_replay_buffer(n_envs: int, tmp_path: Path) -> None:
+    def rewards(buffer: SequenceReplayBuffer) -> set[tuple[float, ...]]:
+        batch = buffer.sample(2000, None, np.random.default_rng(0))
+        return {tuple(column) for column in batch.rewards.T.tolist()}
+
+    model = small(DummyVecEnv([lambda i=i: Recorder(length=7 + i) for i in range(4)]), replay_ratio=0)  # type: ignore[misc]
+    model.learn(100)
+    kept = rewards(model.replay_buffer)
+    model.save_replay_buffer(tmp_path / "buffer")
+    model.set_env(make_vec_env(Recorder, n_envs=n_envs))
+    assert rewards(model.replay_buffer) == kept
+    model.learn(40, reset_num_timesteps=False)
+    other = small(make_vec_env(Recorder, n_envs=n_envs))
+    other.load_replay_buffer(tmp_path / "buffer")
+    assert rewards(other.replay_buffer) == kept
+    other.learn(40)
+
+
+def test_a_buffer_of_another_sequence_length_is_refused_and_the_own_one_kept(tmp_path: Path) -> None:
+    trained(n_steps=4).save_replay_buffer(tmp_path / "buffer")
+    model = trained()
+    mine = model.replay_buffer
+    with pytest.raises(ValueError, match="n_steps=5, got 4"):
+        model.load_replay_buffer(tmp_path / "buffer")
+    assert model.replay_buffer is mine
+
+
+def test_observations_and_rewards_are_stored_raw_and_normalised_when_sampled() -> None:
+    env = VecNormalize(make_vec_env(Recorder, n_envs=2))
+    model = small(env)
+    model.learn(100)
+    raw, normalised = model.replay_buffer.latest(), model.replay_buffer.latest(env)
+    assert raw.rewards.max() == 50
+    assert isinstance(raw.observations, th.Tensor)
+    assert isinstance(normalised.observations, th.Tensor)
+    expected = env.normalize_obs(raw.observations.numpy())
+    assert isinstance(expected, np.ndarray)
+    np.testing.assert_allclose(normalised.observations.numpy(), expected, rtol=1e-6)
+    np.testing.assert_allclose(normalised.rewards.numpy(), env.normalize_reward(raw.rewards.numpy()), rtol=1e-6)
+
+
+def test_the_callers_arguments_are_left_alone() -> None:
+    policy_kwargs = {"net_arch": {"pi": [8], "qf": [8]}, "optimizer_kwargs": {"momentum": 0.1}}
+    buffer_kwargs: dict[str, Any] = {}
+    small(policy_kwargs=policy_kwargs, replay_buffer_kwargs=buffer_kwargs).learn(20)
+    assert policy_kwargs == {"net_arch": {"pi": [8], "qf": [8]}, "optimizer_kwargs": {"momentum": 0.1}}
+    assert buffer_kwargs == {}
+
+
+@pytest.mark.parametrize(("buffer_size", "n_steps", "replay_start"), [(1, 1, 1), (1, 5, 1), (3, 2, 0), (7, 5, 5)])
+def test_the_smallest_buffers_train(buffer_size: int, n_steps: int, replay_start: int) -> None:
+    model = small(buffer_size=buffer_size, n_steps=n_steps, replay_start=replay_start).learn(60)
+    assert model._n_updates > 60 // n_steps
+
+
+def test_actions_of_a_discrete_space_with_a_start_reach_the_environment_with_it() -> None:
+    env = Recorder(spaces.Discrete(3, start=5))
+    model = small(env).learn(100)
+    assert set(env.actions) == {5, 6, 7}
+    assert model.predict(np.zeros(2))[0] in (5, 6, 7)
+
+
+# What a user is told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"n_steps": 0}, "n_steps must be an integer of at least 1, got 0"),
+        ({"n_steps": 2.5}, "n_steps must be an integer of at least 1, got 2.5"),
+        ({"buffer_size": 0}, "buffer_size must be an integer of at least 1, got 0"),
+        ({"batch_size": 0}, "batch_size must be None or an integer of at least 1, got 0"),
+        ({"gamma": 1.1}, r"gamma must be in \[0, 1\], got 1.1"),
+        ({"gamma": float("nan")}, r"gamma must be in \[0, 1\], got nan"),
+        ({"alpha": -0.1}, r"alpha must be in \[0, 1\], got -0.1"),
+        ({"rprop_alpha": 2}, r"rprop_alpha must be in \[0, 1\], got 2"),
+        ({"replay_ratio": -1}, "replay_ratio must be at least 0, got -1"),
+        ({"replay_start": -1}, "replay_start must be at least 0, got -1"),
+        ({"q_coef": -0.5}, "q_coef must be at least 0, got -0.5"),
+        ({"ent_coef": -0.5}, "ent_coef must be at least 0, got -0.5"),
+        ({"delta": -1}, "delta must be at least 0, got -1"),
+        ({"max_grad_norm": -1}, "max_grad_norm must be None or at least 0, got -1"),
+        ({"correction_term": -1}, "correction_term must be at least 0, got -1"),
+        (
+            {"lr_schedule": "cubic"},
+            "lr_schedule must be one of linear, constant, double_linear_con, middle_drop, double_m",
+        ),
+        (
+            {"env": Recorder(spaces.Tuple([spaces.Discrete(2)]))},
+            "action_space must be Discrete, MultiDiscrete, MultiBin",
+        ),
+    ],
+)
+def test_a_wrong_argument_is_named_with_its_rule_and_value(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        small(**arguments)
+
+
+def test_dict_observations_want_the_policy_for_them() -> None:
+    env = gym.wrappers.TransformObservation(
+        gym.make("CartPole-v1"), lambda x: {"x": x}, spaces.Dict({"x": spaces.Box(-np.inf, np.inf, (4,))})
+    )
+    with pytest.raises(ValueError, match="policy must be 'MultiInputPolicy' for Dict observations, got 'MlpPolicy'"):
+        small(env)
+
+
+@pytest.mark.parametrize("argument", ["num_procs", "n_cpu_tf_sess"])
+def test_the_old_names_of_the_number_of_threads_warn_and_act(argument: str) -> None:
+    with pytest.warns(DeprecationWarning, match=argument):
+        small(**{argument: 2})
+    assert th.get_num_threads() == 2
+
+
+def test_replay_that_can_never_start_is_warned_of() -> None:
+    with pytest.warns(UserWarning, match=r"replay will never start: replay_start=10 is more than the 5 steps"):
+        small(buffer_size=4)
+    model = small(buffer_size=9)
+    with pytest.warns(UserWarning, match="replay will never start"):
+        model.learn(10)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("what", ["reward", "observation"])
+@pytest.mark.parametrize("at", [12, 14])  # in mid-episode, and where one ends
+def test_what_is_not_finite_stops_training_before_it_is_taken_in(
+    what: str, value: float, at: int, tmp_path: Path
+) -> None:
+    env = make_vec_env(Recorder, n_envs=3)
+    env.envs[1].unwrapped.spoil = (at, what, value)  # type: ignore[attr-defined]
+    model = small(env, learning_rate=1e-3)
+    with pytest.raises(
+        ValueError, match=rf"{what} must be finite, got .*{value}.* from environment 1 at step {at * 3}"
+    ):
+        model.learn(300)
+    assert flat(model).isfinite().all()
+    model.save(tmp_path / "agent")
+    model.save_replay_buffer(tmp_path / "buffer")
+    env.envs[1].unwrapped.spoil = None  # type: ignore[attr-defined]
+    model.learn(90)
+    batch = model.replay_buffer.sample(100)
+    assert isinstance(batch.observations, th.Tensor)
+    assert batch.observations.isfinite().all()
+    assert batch.rewards.isfinite().all()
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing() -> None:
+    model = trained()
+    batch = a_batch(model)
+    batch.rewards[2, 1] = th.inf
+    before, average = flat(model), flat_average(model)
+    with pytest.raises(
+        ValueError, match=rf"q_ret must be finite, got .* of a sequence from environment {batch.envs[1]}"
+    ):
+        model.update(batch)
+    assert th.equal(flat(model), before)
+    assert th.equal(flat_average(model), average)
+
+
+# It learns
+
+
+def test_cartpole_is_learnt_in_seconds() -> None:
+    model = ACER(
+        "MlpPolicy", make_vec_env("CartPole-v1", seed=1), n_steps=32, replay_ratio=8, batch_size=8, seed=1, device="cpu"
+    )
+    model.learn(15_000)
+    env = model.get_env()
+    assert env is not None
+    rewards, _ = evaluate_policy(model, env, 10, return_episode_rewards=True)
+    assert np.mean(rewards) >= 195  # a random policy has 22
