@@ -156,7 +156,7 @@ class SequenceReplayBuffer(ReplayBuffer):
         :param env: normalises observations and rewards, if given
         :return: the rollout that was finished last, one sequence an environment
         """
-        return self._gather(np.full(self.n_envs, self.pos - 1), np.arange(self.n_envs), env)
+        return self._gather(np.full(self.n_envs, self.pos - 1), np.arange(self.n_envs), env, self.device)
 
     def sample(  # type: ignore[override]
         self, batch_size: int, env: VecNormalize | None = None, rng: np.random.Generator | None = None
@@ -169,8 +169,8 @@ class SequenceReplayBuffer(ReplayBuffer):
         :param rng: source of the random draws; a fresh one by default
         """
         rng = np.random.default_rng() if rng is None else rng
-        ages = rng.integers(self.size() // self.n_steps, size=batch_size)
-        return self._gather(self.pos - 1 - ages, rng.integers(self.n_envs, size=batch_size), env)
+        ages = rng.integers(max(self.size() // self.n_steps, 1), size=batch_size)
+        return self._gather(self.pos - 1 - ages, rng.integers(self.n_envs, size=batch_size), env, self.device)
 
     def with_envs(self, n_envs: int) -> "SequenceReplayBuffer":
         """
@@ -186,7 +186,7 @@ class SequenceReplayBuffer(ReplayBuffer):
         for first in range(0, n_sequences, n_envs):
             sequences = np.arange(first, first + n_envs) % n_sequences
             slots = self.pos - (n_sequences - sequences + self.n_envs - 1) // self.n_envs
-            other._add_sequences(self._gather(slots, sequences % self.n_envs, None))
+            other._add_sequences(self._gather(slots, sequences % self.n_envs, None, th.device("cpu")))
         return other
 
     def _add_sequences(self, batch: SequenceBatch) -> None:
@@ -272,7 +272,9 @@ class SequenceReplayBuffer(ReplayBuffer):
         for name in self._finals:
             self._rows[name][self.pos * self.n_steps] = th.from_numpy(self._rollout[name][self.n_steps])
 
-    def _gather(self, slots: np.ndarray, envs: np.ndarray, env: VecNormalize | None) -> SequenceBatch:
+    def _gather(
+        self, slots: np.ndarray, envs: np.ndarray, env: VecNormalize | None, device: th.device
+    ) -> SequenceBatch:
         """The sequences of some slots (integers, modulo the ring) and environments, time-major."""
         if not self.size():
             raise ValueError("sequences can be sampled once a rollout is finished, got an empty replay buffer")
@@ -291,22 +293,24 @@ class SequenceReplayBuffer(ReplayBuffer):
         if env is not None:
             rewards = th.from_numpy(env.normalize_reward(rewards.numpy()))
         return SequenceBatch(
-            self._to_observations({name: taken[name] for name in self._finals}, env),
-            taken["actions"].to(self.device),
-            taken["behaviour"].to(self.device),
-            rewards.to(self.device),
-            taken["terminated"].to(self.device),
-            taken["truncated"].to(self.device),
-            self._to_observations(finals, env),
-            final_steps.to(self.device),
+            self._to_observations({name: taken[name] for name in self._finals}, env, device),
+            taken["actions"].to(device),
+            taken["behaviour"].to(device),
+            rewards.to(device),
+            taken["terminated"].to(device),
+            taken["truncated"].to(device),
+            self._to_observations(finals, env, device),
+            final_steps.to(device),
             envs,
         )
 
-    def _to_observations(self, columns: dict[str, th.Tensor], env: VecNormalize | None) -> PyTorchObs:
+    def _to_observations(
+        self, columns: dict[str, th.Tensor], env: VecNormalize | None, device: th.device
+    ) -> PyTorchObs:
         if env is not None:
             normalized = env.normalize_obs(self._from_columns({name: rows.numpy() for name, rows in columns.items()}))
             columns = {name: th.from_numpy(rows) for name, rows in _columns(normalized)}
-        observations: PyTorchObs = self._from_columns({name: rows.to(self.device) for name, rows in columns.items()})
+        observations: PyTorchObs = self._from_columns({name: rows.to(device) for name, rows in columns.items()})
         return observations
 
     def _from_columns(self, columns: dict[str, Any]) -> Any:

@@ -246,9 +246,9 @@ class Categorical(Family):
         return (self._pick(stats, actions) + EPSILON).log().sum(-1)
 
     def ratio(self, stats: th.Tensor, behaviour: th.Tensor, actions: th.Tensor) -> th.Tensor:
-        # Not from log-probabilities: the golden updates of stable-baselines have p / (mu + epsilon), exact zeros in mu.
-        ratio = (self._pick(stats, actions) / (self._pick(behaviour, actions) + EPSILON)).prod(-1)
-        return ratio.clamp(max=math.exp(MAX_LOG_RATIO))
+        # prod p / (mu + epsilon), as a sum of logarithms: a product of many factors can exceed float32 on its way.
+        log_ratio = (self._pick(stats, actions).log() - (self._pick(behaviour, actions) + EPSILON).log()).sum(-1)
+        return log_ratio.clamp(max=MAX_LOG_RATIO).exp()
 
     def entropy(self, stats: th.Tensor) -> th.Tensor:
         return -(stats * (stats + EPSILON).log()).sum(-1)

@@ -205,7 +205,9 @@ class ACERPolicy(BasePolicy):
         64, none behind a NatureCNN
     :param activation_fn: activation function
     :param ortho_init: whether to initialise orthogonally: gain sqrt(2), 0.01 for the heads' outputs
-    :param log_std_init: initial logarithm of the standard deviation of continuous actions
+    :param log_std_init: initial logarithm of the standard deviation of continuous actions, which does not depend on the
+        state
+    :param learn_log_std: whether it is learnt; the paper fixes it
     :param features_extractor_class: features extractor
     :param features_extractor_kwargs: its keyword arguments
     :param share_features_extractor: whether the policy and the critic use one features extractor
@@ -224,6 +226,7 @@ class ACERPolicy(BasePolicy):
         activation_fn: type[nn.Module] = nn.Tanh,
         ortho_init: bool = True,
         log_std_init: float = 0.0,
+        learn_log_std: bool = True,
         features_extractor_class: type[BaseFeaturesExtractor] = FlattenExtractor,
         features_extractor_kwargs: dict[str, Any] | None = None,
         share_features_extractor: bool = True,
@@ -246,6 +249,7 @@ class ACERPolicy(BasePolicy):
         self.activation_fn = activation_fn
         self.ortho_init = ortho_init
         self.log_std_init = log_std_init
+        self.learn_log_std = learn_log_std
         self.share_features_extractor = share_features_extractor
         self.family = make_family(action_space)
 
@@ -263,8 +267,9 @@ class ACERPolicy(BasePolicy):
         self.pi_net = MLP(features_dim, pi_arch, activation_fn)
         self.q_net = MLP(features_dim, q_arch, activation_fn)
         self.pi_head = nn.Linear((pi_arch or [features_dim])[-1], self.family.n_outputs)
-        n_log_std = self.family.n_log_std
-        self.log_std = nn.Parameter(th.full((n_log_std,), log_std_init)) if n_log_std else None
+        self.log_std = None
+        if self.family.n_log_std:
+            self.log_std = nn.Parameter(th.full((self.family.n_log_std,), log_std_init), requires_grad=learn_log_std)
         latent_dim = (q_arch or [features_dim])[-1]
         self.q_head: QHead | DuelingHead = (
             QHead(self.family, latent_dim)
@@ -298,6 +303,7 @@ class ACERPolicy(BasePolicy):
             "activation_fn": self.activation_fn,
             "ortho_init": self.ortho_init,
             "log_std_init": self.log_std_init,
+            "learn_log_std": self.learn_log_std,
             "features_extractor_class": self.features_extractor_class,
             "features_extractor_kwargs": self.features_extractor_kwargs,
             "share_features_extractor": self.share_features_extractor,

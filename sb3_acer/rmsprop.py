@@ -24,6 +24,8 @@ class RMSpropTF(RMSpropTFLike):
             return super().step(closure)
         for group in self.param_groups:
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if not parameters:
+                continue
             gradients = [parameter.grad for parameter in parameters]
             squares = []
             for parameter in parameters:

@@ -17,9 +17,16 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from sb3_acer import ACER
 from sb3_acer.acer import Update
 from sb3_acer.buffer import SequenceBatch
-from sb3_acer.distributions import EPSILON
-from sb3_acer.estimators import correction_gain, off_policy_returns, truncated_gain, trust_region
-from sb3_acer.policies import ACERPolicy
+from sb3_acer.distributions import EPSILON, DiagonalGaussian
+from sb3_acer.estimators import (
+    correction_gain,
+    correction_weights,
+    off_policy_returns,
+    truncated_gain,
+    truncated_weight,
+    trust_region,
+)
+from sb3_acer.policies import ACERPolicy, DuelingHead
 
 GOLDEN = Path(__file__).parent / "golden"
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}
@@ -246,3 +253,76 @@ def test_returns_gains_and_projection_are_di_engines(path: Path) -> None:
     k = -case["log_avg"].exp()
     for delta in (0.0, 0.1, 1.0):
         assert_close(-trust_region(g, k, delta), case[f"z_logp_delta{delta}"])
+
+
+def exactly_close(ours: th.Tensor, theirs: th.Tensor) -> None:
+    np.testing.assert_allclose(ours.detach().numpy(), theirs.numpy(), rtol=1e-6, atol=1e-12)
+
+
+@cases("pfrl/pfrl_cont_*.npz")
+def test_continuous_actions_have_pfrls_ratios_returns_gradients_and_projection(path: Path) -> None:
+    case = load_tensors(path)
+    c, gamma, size = float(case["c"]), float(case["gamma"]), int(case["D"])
+    family = DiagonalGaussian(spaces.Box(-np.inf, np.inf, (size,)))
+    stats, behaviour, average = (
+        th.cat((case[f"loc{which}"], case[f"scale{which}"]), -1) for which in ("", "_mu", "_avg")
+    )
+    actions, candidates = case["actions"], case["actions_dash"].unsqueeze(-2)
+    ratio, ratios = family.ratios(stats, behaviour, actions, candidates)
+    exactly_close(ratio, case["rho"])
+    exactly_close(1 / ratios.squeeze(-1), case["rho_dash_inv"])
+
+    v, q_values = case["v"], case["Q"]
+    next_values = th.cat((v[1:], case["bootstrap"].reshape(1)))
+    ones = th.ones_like(v)
+    traces = ratio.pow(1 / family.trace_root).clamp(max=1)
+    exactly_close(traces, case["c_ret"])
+    steps = (case["rewards"], gamma * ones, next_values, q_values)
+    q_ret, q_opc = off_policy_returns(*steps, traces, ones), off_policy_returns(*steps, ones, ones)
+    exactly_close(q_ret, case["Q_ret"])
+    exactly_close(q_opc, case["Q_opc"])
+    exactly_close(ratio.clamp(max=1) * (q_ret - q_values) + v, case["v_target"])
+
+    advantages = (case["Q_dash"] - v).unsqueeze(-1)
+    weight = truncated_weight(ratio, q_opc - v, c)
+    weights = correction_weights(th.ones_like(ratios), ratios, advantages, c)
+    nothing = th.zeros_like(weight)
+    g = family.gain_gradient(stats, actions, weight, candidates, weights)
+    exactly_close(-g, th.cat((case["g_loc_pg"], case["g_scale_pg"]), -1))
+    correction = family.gain_gradient(stats, actions, nothing, candidates, weights)
+    exactly_close(-correction, th.cat((case["g_loc_samplecorr"], case["g_scale_samplecorr"]), -1))
+    k = family.kl_gradient(average, stats)
+    exactly_close(-k, th.cat((case["g_loc_k_code"], case["g_scale_k_code"]), -1))
+    exactly_close(family.kl(average, stats), case["kl"])
+    for delta in (0.0, 0.1, 1.0):
+        z = trust_region(g, k, delta)
+        exactly_close(-z, th.cat((case[f"g_loc_kl_delta{delta}"], case[f"g_scale_kl_delta{delta}"]), -1))
+
+
+def test_a_stochastic_dueling_head_is_pfrls() -> None:
+    case = load_tensors(GOLDEN / "pfrl" / "pfrl_sdn.npz")
+    observations, w, n_samples = case["obs"], case["w"], int(case["n"])
+    size = observations.shape[-1]
+    family = DiagonalGaussian(spaces.Box(-np.inf, np.inf, (case["action"].shape[-1],)))
+    head = DuelingHead(family, size, th.nn.Tanh).double()
+    with th.no_grad():  # A(x, a) = tanh([x, a] w), and V as given
+        for parameter in head.parameters():
+            parameter.zero_()
+        head.value.weight.copy_(th.linalg.lstsq(observations, case["v"]).solution.T)
+        head.advantage_latent.weight[0] = w[:size]
+        head.advantage_action.weight[0] = w[size:]
+        output = head.advantage[1]
+        assert isinstance(output, th.nn.Linear)
+        output.weight[0, 0] = 1
+
+    class Given(np.random.Generator):
+        """Uniform numbers that the standard normal turns into the actions u."""
+
+        def random(self, size: Any = None, *args: Any, **kwargs: Any) -> Any:
+            given = th.special.ndtr(case["u"].transpose(0, 1))
+            return th.cat((given, given), -2).reshape(size).numpy()
+
+    stats = th.cat((th.zeros_like(case["action"]), th.ones_like(case["action"])), -1)
+    judged = head(observations, stats, case["action"].unsqueeze(0), n_samples, Given(np.random.PCG64()))
+    exactly_close(judged.values, case["V"].squeeze(-1))
+    exactly_close(judged.q_values[0], case["Q"].squeeze(-1))

@@ -1,0 +1,653 @@
+"""Laws of the families, in float64 unless said otherwise; of the categorical ones up to what EPSILON adds."""
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch as th
+from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sb3_acer.distributions import (
+    EPSILON,
+    MAX_LOG_RATIO,
+    Categorical,
+    DiagonalGaussian,
+    Enumerated,
+    Family,
+    make_family,
+)
+from sb3_acer.estimators import correction_weights, truncated_weight
+
+Space = spaces.Space[Any]
+
+CATEGORICAL: dict[str, Space] = {
+    "Discrete": spaces.Discrete(4),
+    "Discrete from 3": spaces.Discrete(5, start=3),
+    "Discrete from -2": spaces.Discrete(3, start=-2),
+    "MultiDiscrete of equal sizes": spaces.MultiDiscrete([3, 3, 3]),
+    "MultiDiscrete of unequal sizes": spaces.MultiDiscrete([2, 5, 3]),
+    "MultiDiscrete of two dimensions": spaces.MultiDiscrete(np.array([[2, 3], [4, 2]])),
+    "MultiDiscrete with starts": spaces.MultiDiscrete(np.array([3, 2]), start=np.array([10, -1])),
+    "MultiBinary": spaces.MultiBinary(3),
+}
+GAUSSIAN: dict[str, Space] = {
+    "Box ()": spaces.Box(-1, 1, ()),
+    "Box (1,)": spaces.Box(-1, 1, (1,)),
+    "Box (3,)": spaces.Box(-1, 2, (3,)),
+    "Box (2, 3)": spaces.Box(-1, 1, (2, 3)),
+    "Box of float64": spaces.Box(-0.1, 0.3, (2,), np.float64),
+    "Box of int64": spaces.Box(-3, 5, (2,), np.int64),
+    "Box of uint8": spaces.Box(0, 255, (2,), np.uint8),
+    "Box without bounds": spaces.Box(-np.inf, np.inf, (2,)),
+    "Box with half of its bounds": spaces.Box(np.array([-np.inf, 0.0]), np.array([1.0, np.inf]), dtype=np.float64),
+}
+SPACES = CATEGORICAL | GAUSSIAN
+every_space = pytest.mark.parametrize("space", SPACES.values(), ids=SPACES)
+every_categorical = pytest.mark.parametrize("space", CATEGORICAL.values(), ids=CATEGORICAL)
+every_gaussian = pytest.mark.parametrize("space", GAUSSIAN.values(), ids=GAUSSIAN)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> None:
+    th.set_num_threads(1)
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)
+
+
+def close(actual: th.Tensor, expected: th.Tensor, tolerance: float = 1e-10) -> None:
+    th.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+def normal(rng: np.random.Generator, *shape: int) -> th.Tensor:
+    return th.from_numpy(rng.standard_normal(shape))
+
+
+def uniform(rng: np.random.Generator, *shape: int) -> th.Tensor:
+    return th.from_numpy(rng.random(shape))
+
+
+def sizes(space: Space) -> list[int]:
+    """Outcomes of each factor of a categorical space, from the space alone."""
+    if isinstance(space, spaces.Discrete):
+        return [int(space.n)]
+    if isinstance(space, spaces.MultiDiscrete):
+        return [int(n) for n in space.nvec.flatten()]
+    assert isinstance(space, spaces.MultiBinary)
+    return [2] * space.shape[0]
+
+
+def factors(space: Space, stats: th.Tensor) -> list[th.Tensor]:
+    """Each factor's part of what is side by side, ``[..., n]``."""
+    ends = list(itertools.accumulate(sizes(space)))
+    return [stats[..., end - n : end] for n, end in zip(sizes(space), ends, strict=True)]
+
+
+def random_stats(space: Space, rng: np.random.Generator, *shape: int, spread: float = 1.0) -> th.Tensor:
+    if isinstance(space, spaces.Box):
+        size = math.prod(space.shape)
+        return th.cat((spread * normal(rng, *shape, size), (0.5 * spread * normal(rng, *shape, size)).exp()), -1)
+    return th.cat([(spread * normal(rng, *shape, n)).softmax(-1) for n in sizes(space)], -1)
+
+
+def components(space: Space, stats: th.Tensor) -> list[th.distributions.Distribution]:
+    """torch's own distribution of each component of an action."""
+    if isinstance(space, spaces.Box):
+        mean, std = stats.chunk(2, -1)
+        return [th.distributions.Normal(*moments) for moments in zip(mean.unbind(-1), std.unbind(-1), strict=True)]
+    return [th.distributions.Categorical(probs) for probs in factors(space, stats)]
+
+
+def total(quantities: list[th.Tensor]) -> th.Tensor:
+    return th.stack(quantities).sum(0)
+
+
+def outcomes(space: Space, stats: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
+    """
+    Actions ``[M, N, D]`` and their weights ``[M, N]``, so that weighted sums are expectations: all actions with their
+    probabilities, or all corners mean +- std, with which expectations of polynomials up to degree 3 are exact.
+    """
+    if isinstance(space, spaces.Box):
+        mean, std = stats.chunk(2, -1)
+        corners = th.tensor(list(itertools.product([-1.0, 1.0], repeat=mean.shape[-1])), dtype=stats.dtype)
+        return mean + std * corners.unsqueeze(1), th.full((len(corners), len(stats)), 1 / len(corners)).double()
+    every = th.tensor(list(itertools.product(*map(range, sizes(space)))))
+    each = zip(factors(space, stats), every.unbind(-1), strict=True)
+    probability = th.stack([probs[:, outcome] for probs, outcome in each]).prod(0)
+    return every.unsqueeze(1).expand(-1, len(stats), -1), probability.T
+
+
+def log_probabilities(space: Space, stats: th.Tensor, actions: th.Tensor) -> th.Tensor:
+    """Of each component of the actions, by torch, ``[..., D]``."""
+    each = zip(components(space, stats), actions.unbind(-1), strict=True)
+    return th.stack([component.log_prob(outcome) for component, outcome in each], -1)
+
+
+def probabilities(space: Space, stats: th.Tensor, actions: th.Tensor) -> th.Tensor:
+    """Of each component of the actions, ``[..., D]``; torch's own probabilities are never 0, these can be."""
+    if isinstance(space, spaces.Box):
+        return log_probabilities(space, stats, actions).exp()
+    each = zip(factors(space, stats), actions.unbind(-1), strict=True)
+    return th.stack(
+        [probs.expand(*outcome.shape, -1).gather(-1, outcome.unsqueeze(-1)).squeeze(-1) for probs, outcome in each], -1
+    )
+
+
+# Statistics, and what follows from them
+
+
+@every_space
+def test_statistics_are_probabilities_or_mean_and_standard_deviation(space: Space, rng: np.random.Generator) -> None:
+    family = make_family(space)
+    outputs = 3 * normal(rng, 5, family.n_outputs)
+    if isinstance(space, spaces.Box):
+        log_std = normal(rng, family.n_log_std)
+        mean, std = family.statistics(outputs, log_std).chunk(2, -1)
+        close(mean, outputs)
+        close(std, log_std.exp().expand_as(outputs))
+    else:
+        assert family.n_log_std == 0
+        expected = [th.distributions.Categorical(logits=part).probs for part in factors(space, outputs)]
+        close(family.statistics(outputs, None), th.cat(expected, -1))
+
+
+@every_space
+def test_entropy_is_minus_the_expected_log_probability(space: Space, rng: np.random.Generator) -> None:
+    family, stats = make_family(space), random_stats(space, rng, 7)
+    actions, weights = outcomes(space, stats)
+    close(family.entropy(stats), -(weights * family.log_prob(stats, actions)).sum(0))
+    expected = total([component.entropy() for component in components(space, stats)])
+    tolerance = 1e-12 if isinstance(space, spaces.Box) else EPSILON * family.n_stats
+    th.testing.assert_close(family.entropy(stats), expected, rtol=1e-12, atol=tolerance)
+
+
+@every_space
+def test_log_probabilities_are_those_of_torch_distributions(space: Space, rng: np.random.Generator) -> None:
+    family, stats = make_family(space), random_stats(space, rng, 7)
+    actions, _ = outcomes(space, stats)
+    expected = log_probabilities(space, stats, actions).sum(-1)
+    difference = family.log_prob(stats, actions) - expected
+    if isinstance(space, spaces.Box):
+        close(difference, th.zeros_like(difference))
+    else:
+        assert (difference >= 0).all()
+        assert (difference <= EPSILON * (1 / probabilities(space, stats, actions)).sum(-1)).all()
+
+
+@every_space
+def test_kl_is_the_expected_difference_of_log_probabilities(space: Space, rng: np.random.Generator) -> None:
+    family, stats, other = make_family(space), random_stats(space, rng, 7), random_stats(space, rng, 7)
+    actions, weights = outcomes(space, stats)
+    difference = family.log_prob(stats, actions) - family.log_prob(other, actions)
+    close(family.kl(stats, other), (weights * difference).sum(0))
+    close(family.kl(stats, stats), th.zeros(7, dtype=th.float64), 1e-14)
+    pairs = zip(components(space, stats), components(space, other), strict=True)
+    expected = total([th.distributions.kl_divergence(*pair) for pair in pairs])
+    rounding = 1e-12 if isinstance(space, spaces.Box) else EPSILON * (1 + stats / other).sum(-1)
+    assert ((family.kl(stats, other) - expected).abs() <= rounding).all()
+
+
+@every_space
+def test_kl_is_not_negative_and_grows_with_the_distance(space: Space, rng: np.random.Generator) -> None:
+    family, stats, other = make_family(space), random_stats(space, rng, 50), random_stats(space, rng, 50)
+    divergences = [family.kl(stats, stats + share * (other - stats)) for share in (0.0, 1e-3, 0.1, 0.5, 1.0)]
+    for nearer, farther in itertools.pairwise(divergences):
+        assert (farther > nearer).all()
+    single = family.kl(stats.float(), stats.float() + 1e-4 * (other - stats).float())
+    assert (single >= -1e-6).all()
+
+
+@every_space
+def test_ratios_are_exponentials_of_differences_of_log_probabilities(space: Space, rng: np.random.Generator) -> None:
+    family, stats, behaviour = make_family(space), random_stats(space, rng, 7), random_stats(space, rng, 7)
+    actions, _ = outcomes(space, behaviour)
+    ratio, of_behaviour = family.ratio(stats, behaviour, actions), probabilities(space, behaviour, actions)
+    expected = (probabilities(space, stats, actions) / of_behaviour).prod(-1)
+    share = 1e-12 if isinstance(space, spaces.Box) else EPSILON * (1 / of_behaviour).sum(-1)
+    assert ((ratio - expected).abs() <= share * expected).all()
+    difference = family.log_prob(stats, actions) - family.log_prob(behaviour, actions)
+    if isinstance(space, spaces.Box):
+        close(ratio, difference.exp())
+    else:
+        share = share + EPSILON * (1 / probabilities(space, stats, actions)).sum(-1)
+        assert ((ratio - difference.exp()).abs() <= share * ratio).all()
+
+
+@every_categorical
+def test_the_mean_ratio_under_the_behaviour_is_one(space: Space, rng: np.random.Generator) -> None:
+    family, stats, behaviour = make_family(space), random_stats(space, rng, 7), random_stats(space, rng, 7)
+    actions, weights = outcomes(space, behaviour)
+    mean = (weights * family.ratio(stats, behaviour, actions)).sum(0)
+    assert ((mean - 1).abs() <= EPSILON * (stats / behaviour).sum(-1)).all()
+
+
+@pytest.mark.parametrize("dtype", [th.float32, th.float64])
+@pytest.mark.parametrize(
+    "space", [*CATEGORICAL.values(), spaces.MultiBinary(12), spaces.MultiDiscrete([3] * 9)], ids=str
+)
+def test_all_is_finite_for_categorical_policies_that_exclude_each_other(space: Space, dtype: th.dtype) -> None:
+    family = make_family(space)
+    first = th.cat([th.eye(n, dtype=dtype)[0] for n in sizes(space)])
+    last = th.cat([th.eye(n, dtype=dtype)[-1] for n in sizes(space)])
+    mixed = th.cat([th.eye(n, dtype=dtype)[-(i % 2)] for i, n in enumerate(sizes(space))])
+    choices = [sorted({0, n - 1}) for n in sizes(space)]
+    actions = th.tensor(list(itertools.product(*choices)))
+    for stats, behaviour in itertools.product((first, last, mixed), repeat=2):
+        ratio = family.ratio(stats, behaviour, actions)
+        assert ratio.isfinite().all()
+        excluded = probabilities(space, stats, actions).prod(-1) == 0
+        assert (ratio[excluded] == 0).all()
+        assert (ratio[~excluded] > 0.999).all()
+        assert family.log_prob(stats, actions).isfinite().all()
+        assert family.kl(stats, behaviour).isfinite()
+        assert family.entropy(stats).abs() < 1e-4
+        weights = th.ones(len(actions), dtype=dtype)
+        for gradient in (
+            family.kl_gradient(stats, behaviour),
+            family.entropy_gradient(stats),
+            family.score(stats, actions, weights),
+        ):
+            assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [th.float32, th.float64])
+@every_gaussian
+def test_all_is_finite_for_gaussian_policies_far_apart(space: Space, dtype: th.dtype) -> None:
+    family = make_family(space)
+    ones = th.ones(family.n_components, dtype=dtype)
+    policies = [th.cat((mean * ones, std * ones)) for mean in (-1e6, 0.0, 1e6) for std in (1e-3, 1.0, 1e3)]
+    for stats, behaviour in itertools.product(policies, repeat=2):
+        actions = th.stack((stats.chunk(2)[0], behaviour.chunk(2)[0]))
+        ratio = family.ratio(stats, behaviour, actions)
+        assert ratio.isfinite().all()
+        assert (ratio <= math.exp(MAX_LOG_RATIO) * (1 + 1e-5)).all()
+        assert family.kl(stats, behaviour).isfinite()
+        assert family.kl_gradient(stats, behaviour).isfinite().all()
+        if not th.equal(stats, behaviour):
+            assert family.kl(stats, behaviour) > 0
+    nearby, far = policies[0], policies[-1]
+    assert family.ratio(nearby, far, nearby.chunk(2)[0]) > 1
+    assert family.ratio(far, nearby, far.chunk(2)[0]) == pytest.approx(math.exp(MAX_LOG_RATIO), rel=1e-5)
+    assert family.ratio(far, nearby, nearby.chunk(2)[0]) == 0
+
+
+# Gradients
+
+
+def gradient(value: th.Tensor, stats: th.Tensor) -> th.Tensor:
+    (found,) = th.autograd.grad(value.sum(), stats)
+    return found
+
+
+@every_space
+def test_gradients_of_kl_and_entropy_are_those_of_autograd(space: Space, rng: np.random.Generator) -> None:
+    family, average = make_family(space), random_stats(space, rng, 7, 2)
+    stats = random_stats(space, rng, 7, 2).requires_grad_()
+    close(family.kl_gradient(average, stats.detach()), gradient(family.kl(average, stats), stats))
+    close(family.entropy_gradient(stats.detach()), gradient(family.entropy(stats), stats))
+
+
+def actions_of(space: Space, rng: np.random.Generator, *shape: int) -> th.Tensor:
+    if isinstance(space, spaces.Box):
+        return 2 * normal(rng, *shape, math.prod(space.shape))
+    return th.from_numpy(np.stack([rng.integers(n, size=shape) for n in sizes(space)], -1))
+
+
+@every_space
+def test_gradients_of_gains_are_those_of_autograd(space: Space, rng: np.random.Generator) -> None:
+    family = make_family(space)
+    stats = random_stats(space, rng, 7, 2).requires_grad_()
+    action, weight = actions_of(space, rng, 7, 2), normal(rng, 7, 2)
+    candidates, weights = actions_of(space, rng, 7, 2, 6), normal(rng, 7, 2, 6)
+    if family.enumerable:
+        candidates = th.arange(family.n_stats).unsqueeze(-1).expand(7, 2, -1, -1)
+        weights = normal(rng, 7, 2, family.n_stats)
+    of_candidates = (weights * family.log_prob(stats.unsqueeze(-2), candidates)).sum(-1)
+    close(family.score(stats.detach(), candidates, weights), gradient(of_candidates, stats))
+    gain = weight * family.log_prob(stats, action) + (weights * family.log_prob(stats.unsqueeze(-2), candidates)).sum(
+        -1
+    )
+    found = family.gain_gradient(stats.detach(), action, weight, candidates, weights)
+    close(found, gradient(gain, stats))
+
+
+def test_tables_of_discrete_actions_equal_lists_of_candidates(rng: np.random.Generator) -> None:
+    space = spaces.Discrete(5, start=1)
+    family = Enumerated(space)
+    stats, behaviour = random_stats(space, rng, 7, 2), random_stats(space, rng, 7, 2)
+    behaviour[0, 0, 1] = 0
+    actions, weight, weights = actions_of(space, rng, 7, 2), normal(rng, 7, 2), normal(rng, 7, 2, 5)
+    candidates = th.arange(5).unsqueeze(-1).expand(7, 2, 5, 1)
+    for found, expected in zip(
+        family.ratios(stats, behaviour, actions, candidates),
+        Family.ratios(family, stats, behaviour, actions, candidates),
+        strict=True,
+    ):
+        close(found, expected, 1e-13)
+    arguments = stats, actions, weight, candidates, weights
+    close(family.gain_gradient(*arguments), Family.gain_gradient(family, *arguments), 1e-13)
+
+
+def test_multidiscrete_with_one_factor_equals_discrete(rng: np.random.Generator) -> None:
+    space = spaces.Discrete(4)
+    one, many = make_family(space), make_family(spaces.MultiDiscrete([4]))
+    assert isinstance(one, Enumerated)
+    assert type(many) is Categorical
+    stats, other, actions = random_stats(space, rng, 7), random_stats(space, rng, 7), actions_of(space, rng, 7)
+    candidates, weight, weights = actions_of(space, rng, 7, 4), normal(rng, 7), normal(rng, 7, 4)
+    candidates[:] = th.arange(4).unsqueeze(-1)
+    uniforms = uniform(rng, 7, 1)
+    calls: list[Callable[[Family], Any]] = [
+        lambda family: family.statistics(3 * stats, None),
+        lambda family: family.log_prob(stats, actions),
+        lambda family: family.ratio(stats, other, actions),
+        lambda family: family.entropy(stats),
+        lambda family: family.kl(stats, other),
+        lambda family: family.kl_gradient(stats, other),
+        lambda family: family.entropy_gradient(stats),
+        lambda family: family.score(stats, candidates, weights),
+        lambda family: family.sample(stats, uniforms),
+        lambda family: th.from_numpy(family.act(stats.numpy(), uniforms.numpy())),
+        lambda family: family.mode(stats),
+        lambda family: family.encode(actions),
+        lambda family: family.ratios(stats, other, actions, candidates)[0],
+        lambda family: family.ratios(stats, other, actions, candidates)[1],
+        lambda family: family.gain_gradient(stats, actions, weight, candidates, weights),
+        lambda family: th.from_numpy(family.to_env(actions.numpy()).reshape(-1)),
+    ]
+    for call in calls:
+        close(call(one), call(many), 1e-13)
+    names = ("n_stats", "n_outputs", "n_log_std", "n_components", "n_features", "action_dtype", "trace_root")
+    assert [getattr(one, name) for name in names] == [getattr(many, name) for name in names]
+
+
+@every_space
+def test_leading_axes_broadcast(space: Space, rng: np.random.Generator) -> None:
+    family = make_family(space)
+    stats, behaviour = random_stats(space, rng, 3, 2), random_stats(space, rng, 3, 2)
+    actions, uniforms = actions_of(space, rng, 3, 2, 4), uniform(rng, 3, 2, 4, family.n_components)
+    log_probs = family.log_prob(stats.unsqueeze(-2), actions)
+    ratios = family.ratio(stats.unsqueeze(-2), behaviour.unsqueeze(-2), actions)
+    samples = family.sample(stats.unsqueeze(-2), uniforms)
+    first, others = family.ratios(stats, behaviour, actions[:, :, 0], actions)
+    for t, b in itertools.product(range(3), range(2)):
+        for i in range(4):
+            close(log_probs[t, b, i], family.log_prob(stats[t, b], actions[t, b, i]))
+            close(ratios[t, b, i], family.ratio(stats[t, b], behaviour[t, b], actions[t, b, i]))
+            close(samples[t, b, i], family.sample(stats[t, b], uniforms[t, b, i]))
+    close(first, ratios[:, :, 0])
+    if not family.enumerable:
+        close(others, ratios)
+
+
+# Samples
+
+
+@every_categorical
+def test_each_outcome_is_drawn_on_an_interval_of_its_probability(space: Space, rng: np.random.Generator) -> None:
+    family, stats, n = make_family(space), random_stats(space, rng), 1000
+    grid = (th.arange(n).double() + 0.5) / n
+    for component, probs in enumerate(factors(space, stats)):
+        uniforms = uniform(rng, family.n_components).repeat(n, 1)
+        uniforms[:, component] = grid
+        actions = family.sample(stats, uniforms)
+        assert (actions[1:, component] >= actions[:-1, component]).all()
+        counts = actions[:, component].bincount(minlength=len(probs))
+        assert ((counts - n * probs).abs() <= 1).all()
+        others = [other for other in range(family.n_components) if other != component]
+        assert (actions[:, others] == actions[0, others]).all()
+
+
+@every_categorical
+def test_samples_have_the_joint_distribution(space: Space, rng: np.random.Generator) -> None:
+    family, stats, n = make_family(space), random_stats(space, rng, 1), 20_000
+    actions, expected = outcomes(space, stats)
+    strides = th.tensor([math.prod(sizes(space)[i + 1 :]) for i in range(family.n_components)])
+    samples = family.sample(stats.expand(n, -1), uniform(rng, n, family.n_components))
+    counts = (samples * strides).sum(-1).bincount(minlength=len(actions))
+    chi_square = ((counts - n * expected[:, 0]).square() / (n * expected[:, 0])).sum()
+    freedom = len(actions) - 1
+    assert chi_square < freedom + 5 * (2 * freedom) ** 0.5
+
+
+@every_gaussian
+def test_the_distribution_function_of_a_sample_is_its_uniform_number(space: Space, rng: np.random.Generator) -> None:
+    family, stats = make_family(space), random_stats(space, rng, 50)
+    uniforms = uniform(rng, 50, family.n_components)
+    samples = family.sample(stats, uniforms)
+    each = zip(components(space, stats), samples.unbind(-1), strict=True)
+    close(th.stack([component.cdf(sample) for component, sample in each], -1), uniforms, 1e-9)
+    single = family.sample(stats.float(), uniforms)
+    assert single.dtype == th.float32
+    th.testing.assert_close(single, samples.float(), rtol=1e-5, atol=1e-5)
+
+
+@every_gaussian
+def test_extreme_uniform_numbers_give_finite_samples(space: Space) -> None:
+    family = make_family(space)
+    zeros, ones = th.zeros(family.n_components), th.ones(family.n_components)
+    for extreme, lowest, highest in ((0.0, -40.0, -8.0), (1 - 2**-53, 8.0, 9.0)):
+        sample = family.sample(th.cat((zeros, ones)), th.full((family.n_components,), extreme, dtype=th.float64))
+        assert ((lowest < sample) & (sample < highest)).all()
+
+
+positive = st.floats(1e-40, 1.0) | st.floats(0.01, 1.0)
+weights_of_outcomes = st.lists(st.just(0.0) | positive, min_size=1, max_size=7).filter(any)
+uniform_numbers = st.sampled_from([0.0, 2.0**-53, 0.5, 1 - 2.0**-53]) | st.floats(0, 1, exclude_max=True)
+
+
+@settings(deadline=None, derandomize=True, database=None, max_examples=200)
+@given(
+    st.lists(st.tuples(weights_of_outcomes, uniform_numbers), min_size=1, max_size=3),
+    st.sampled_from([np.float32, np.float64]),
+)
+def test_an_outcome_of_probability_zero_is_never_drawn(
+    factors: list[tuple[list[float], float]], dtype: type[np.floating[Any]]
+) -> None:
+    weights, uniforms = zip(*factors, strict=True)
+    parts = [(np.array(each) / sum(each)).astype(dtype) for each in weights]
+    stats, drawn = np.concatenate(parts)[np.newaxis], np.array([uniforms])
+    family = make_family(spaces.MultiDiscrete([len(part) for part in parts]))
+    (outcome,) = family.act(stats, drawn)
+    assert all(part[i] > 0 for part, i in zip(parts, outcome, strict=True))
+    alone = make_family(spaces.Discrete(len(parts[0])))
+    for action in (
+        alone.act(parts[0][np.newaxis], drawn[:, :1]),
+        alone.sample(th.from_numpy(parts[0]), th.from_numpy(drawn[0, :1])).numpy(),
+    ):
+        assert parts[0][action.item()] > 0
+
+
+@every_space
+@pytest.mark.parametrize("dtype", [th.float32, th.float64])
+def test_act_equals_sample(space: Space, dtype: th.dtype, rng: np.random.Generator) -> None:
+    family, stats = make_family(space), random_stats(space, rng, 200).to(dtype)
+    uniforms = uniform(rng, 200, family.n_components)
+    uniforms[0], uniforms[1] = 0, 1 - 2**-53
+    actions = family.act(stats.numpy(), uniforms.numpy())
+    np.testing.assert_array_equal(actions, family.sample(stats, uniforms).numpy())
+    assert actions.shape == (200, family.n_components)
+
+
+@every_space
+def test_no_action_is_more_probable_than_the_mode(space: Space, rng: np.random.Generator) -> None:
+    family, stats = make_family(space), random_stats(space, rng, 50)
+    mode = family.mode(stats)
+    actions, _ = outcomes(space, stats)
+    if isinstance(space, spaces.Box):
+        actions = mode + 0.1 * normal(rng, 100, *mode.shape)
+    log_probs = family.log_prob(stats, actions)
+    if isinstance(space, spaces.Box):
+        assert (log_probs < family.log_prob(stats, mode)).all()
+    else:
+        assert th.equal(log_probs.max(0).values, family.log_prob(stats, mode))
+
+
+# Actions for networks and for environments
+
+
+@every_categorical
+def test_an_encoded_action_is_a_one_for_each_outcome(space: Space) -> None:
+    family = make_family(space)
+    every = th.tensor(list(itertools.product(*map(range, sizes(space)))))
+    encoded = family.encode(every)
+    assert encoded.dtype == th.float32
+    for part, outcome in zip(factors(space, encoded), every.unbind(-1), strict=True):
+        assert th.equal(part.argmax(-1), outcome)
+        assert th.equal(part.sum(-1), th.ones(len(every)))
+        assert ((part == 0) | (part == 1)).all()
+    assert family.n_features == encoded.shape[-1] == sum(sizes(space))
+
+
+@every_gaussian
+def test_an_encoded_vector_is_itself_beyond_the_bounds_too(space: Space, rng: np.random.Generator) -> None:
+    family = make_family(space)
+    actions = 1e3 * normal(rng, 4, family.n_components).float()
+    assert th.equal(family.encode(actions), actions)
+    assert family.n_features == math.prod(space.shape or ())
+
+
+def elements(space: Space, actions: npt.NDArray[Any]) -> None:
+    assert actions.dtype == space.dtype
+    assert actions.shape[1:] == space.shape
+    for action in actions:
+        assert space.contains(action if isinstance(space, spaces.Discrete) else np.asarray(action))
+
+
+@every_categorical
+def test_an_environment_gets_the_outcomes_counted_from_their_start(space: Space) -> None:
+    family = make_family(space)
+    every = np.array(list(itertools.product(*map(range, sizes(space)))))
+    actions = family.to_env(every)
+    elements(space, actions)
+    start = np.broadcast_to(getattr(space, "start", 0), space.shape or ()).reshape(-1)
+    np.testing.assert_array_equal(actions.reshape(len(every), -1) - start, every)
+
+
+@every_gaussian
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_an_environment_gets_vectors_clipped_to_its_bounds(
+    space: spaces.Box, dtype: type[np.floating[Any]], rng: np.random.Generator
+) -> None:
+    family = make_family(space)
+    vectors = np.concatenate([scale * rng.normal(size=(50, family.n_components)) for scale in (0.1, 1, 1e3)])
+    given = vectors.astype(dtype)
+    actions = family.to_env(given)
+    elements(space, actions)
+    np.testing.assert_array_equal(given, vectors.astype(dtype))  # the stored action stays as it was sampled
+    low, high = space.low.reshape(-1), space.high.reshape(-1)
+    for vector, action in zip(given, actions.reshape(len(given), -1), strict=True):
+        for i, x in enumerate(vector):
+            clipped = min(max(float(x), float(low[i])), float(high[i]))
+            if np.issubdtype(space.dtype, np.integer):
+                assert abs(float(action[i]) - clipped) < 1
+            else:
+                assert float(action[i]) == pytest.approx(clipped, rel=1e-6)
+
+
+# The choice of a family
+
+
+@pytest.mark.parametrize(
+    ("space", "family"),
+    [
+        (spaces.Discrete(3), Enumerated),
+        (spaces.MultiDiscrete([3, 2]), Categorical),
+        (spaces.MultiBinary(3), Categorical),
+        (spaces.MultiBinary([3]), Categorical),
+        (spaces.Box(-1, 1, (2,)), DiagonalGaussian),
+    ],
+    ids=str,
+)
+def test_each_space_has_its_family(space: Space, family: type[Family]) -> None:
+    made = make_family(space)
+    assert type(made) is family
+    assert made.enumerable == (family is Enumerated)
+    assert made.trace_root == (2 if family is DiagonalGaussian else 1)
+
+
+def box_with_nan(bound: str) -> spaces.Box:
+    space = spaces.Box(-1, 1, (2,))
+    getattr(space, bound)[1] = np.nan  # gymnasium's constructor looks for it, what is done later it does not see
+    return space
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Tuple((spaces.Discrete(2), spaces.Discrete(3))),
+        spaces.Dict(a=spaces.Discrete(2)),
+        spaces.Text(3),
+        box_with_nan("low"),
+        box_with_nan("high"),
+    ],
+    ids=str,
+)
+def test_an_unsupported_space_is_named_together_with_the_supported_ones(space: Space) -> None:
+    with pytest.raises(ValueError, match="action_space") as error:
+        make_family(space)
+    for name in (repr(space), "Discrete", "MultiDiscrete", "MultiBinary", "Box"):
+        assert name in str(error.value)
+
+
+def test_bits_in_two_dimensions_are_an_error_that_says_so() -> None:
+    space = spaces.MultiBinary([2, 3])
+    with pytest.raises(ValueError, match="one dimension") as error:
+        make_family(space)
+    assert str(space) in str(error.value)
+
+
+# Gains of sampled actions
+
+
+def advantages_of(family: Family, actions: th.Tensor, linear: th.Tensor, squared: th.Tensor) -> th.Tensor:
+    encoded = family.encode(actions).double()
+    return encoded @ linear + (encoded @ squared).square()
+
+
+@pytest.mark.parametrize("c", [0.0, 0.5, 2.0, 10.0])
+@pytest.mark.parametrize(
+    "space", [spaces.Box(-1, 1, (2,)), spaces.MultiDiscrete([3, 2]), spaces.MultiBinary(3)], ids=str
+)
+def test_truncation_plus_correction_is_unbiased(space: Space, c: float, rng: np.random.Generator) -> None:
+    family, n, n_candidates = make_family(space), 100_000, 2
+    # What one policy likes the other does not.
+    stats, behaviour = (random_stats(space, np.random.default_rng(1), 1, spread=spread) for spread in (1.0, -0.7))
+    stats.requires_grad_()
+    linear, squared = normal(rng, family.n_features), normal(rng, family.n_features)
+    if isinstance(space, spaces.Box):
+        mean, std = stats.chunk(2, -1)
+        expectation = mean @ linear + (mean @ squared).square() + std.square() @ squared.square()
+    else:
+        every, probability = outcomes(space, stats)
+        expectation = (probability * advantages_of(family, every, linear, squared)).sum(0)
+    expected = gradient(expectation, stats)[0]
+
+    pi, mu = stats.detach().expand(n, -1), behaviour.expand(n, -1)
+    actions = family.sample(mu, uniform(rng, n, family.n_components))
+    candidates = family.sample(pi.unsqueeze(1), uniform(rng, n, n_candidates, family.n_components))
+    ratio, ratios = family.ratios(pi, mu, actions, candidates)
+    weight = truncated_weight(ratio, advantages_of(family, actions, linear, squared), c)
+    shares = th.full((n, n_candidates), 1 / n_candidates, dtype=th.float64)
+    weights = correction_weights(shares, ratios, advantages_of(family, candidates, linear, squared), c)
+
+    def deviation(weight: th.Tensor, weights: th.Tensor) -> th.Tensor:
+        """Of the mean gradient from the expected one, in standard errors."""
+        gradients = family.gain_gradient(pi, actions, weight, candidates, weights)
+        standard_error = gradients.std(0) / n**0.5
+        assert (standard_error < 0.1).all()
+        deviations: th.Tensor = (gradients.mean(0) - expected).abs() / standard_error
+        return deviations
+
+    assert (deviation(weight, weights) < 4).all()
+    assert (ratio > 2).any()
+    if c <= 0.5:  # and neither is without the other
+        assert (deviation(weight, 0 * weights) > 8).any()
