@@ -331,12 +331,15 @@ class DiagonalGaussian(Family):
     and judged as sampled; only the environment gets them clipped to the bounds of its space.
 
     :param action_space: the Box that the actions are of; a bound may be infinite
+    :param learn_log_std: whether standard deviations are learnt. If not, they are none of the statistics that the trust
+        region acts on, and no gradient has a part for them.
     """
 
     action_dtype = th.float32
 
-    def __init__(self, action_space: spaces.Box) -> None:
+    def __init__(self, action_space: spaces.Box, learn_log_std: bool = True) -> None:
         super().__init__(action_space)
+        self.learn_log_std = learn_log_std
         self.low, self.high, self.dtype = action_space.low, action_space.high, action_space.dtype
         size = int(np.prod(action_space.shape))
         self.n_components = self.n_features = self.n_outputs = self.n_log_std = self.trace_root = size
@@ -368,16 +371,20 @@ class DiagonalGaussian(Family):
     def kl_gradient(self, stats: th.Tensor, other: th.Tensor) -> th.Tensor:
         (mean, std), (other_mean, other_std) = stats.chunk(2, -1), other.chunk(2, -1)
         distance = (other_mean - mean) / other_std
-        return th.cat((distance / other_std, (1 - (std / other_std).square() - distance.square()) / other_std), -1)
+        return self._gradient(distance / other_std, (1 - (std / other_std).square() - distance.square()) / other_std)
 
     def entropy_gradient(self, stats: th.Tensor) -> th.Tensor:
         std = stats.chunk(2, -1)[1]
-        return th.cat((th.zeros_like(std), 1 / std), -1)
+        return self._gradient(th.zeros_like(std), 1 / std)
 
     def score(self, stats: th.Tensor, actions: th.Tensor, weights: th.Tensor) -> th.Tensor:
         mean, std = stats.unsqueeze(-2).chunk(2, -1)
         distances = (actions - mean) / std
-        return (weights.unsqueeze(-1) * th.cat((distances / std, (distances.square() - 1) / std), -1)).sum(-2)
+        scores = self._gradient(distances / std, (distances.square() - 1) / std)
+        return (weights.unsqueeze(-1) * scores).sum(-2)
+
+    def _gradient(self, of_mean: th.Tensor, of_std: th.Tensor) -> th.Tensor:
+        return th.cat((of_mean, of_std if self.learn_log_std else th.zeros_like(of_std)), -1)
 
     def sample(self, stats: th.Tensor, uniforms: th.Tensor) -> th.Tensor:
         mean, std = stats.chunk(2, -1)
@@ -393,13 +400,17 @@ class DiagonalGaussian(Family):
 
     def to_env(self, actions: np.ndarray) -> np.ndarray:
         clipped: np.ndarray = np.clip(actions.reshape(-1, *self.low.shape), self.low, self.high)
+        if self.dtype is not None and self.dtype.kind in "iu":
+            clipped = np.rint(clipped)
         return clipped.astype(self.dtype, copy=False)
 
 
-def make_family(action_space: spaces.Space[Any]) -> Family:
+def make_family(action_space: spaces.Space[Any], learn_log_std: bool = True) -> Family:
     """
     The family for an action space: Discrete, MultiDiscrete and MultiBinary are categorical, Box is Gaussian.
 
+    :param action_space: the space
+    :param learn_log_std: see :class:`DiagonalGaussian`
     :raises ValueError: for any other space, and for bounds or shapes that cannot be honoured
     """
     if isinstance(action_space, spaces.Discrete):
@@ -413,7 +424,7 @@ def make_family(action_space: spaces.Space[Any]) -> Family:
             )
         return Categorical(action_space, [2] * int(action_space.shape[0]))
     if isinstance(action_space, spaces.Box) and not np.isnan([action_space.low, action_space.high]).any():
-        return DiagonalGaussian(action_space)
+        return DiagonalGaussian(action_space, learn_log_std)
     raise ValueError(
         "action_space must be Discrete, MultiDiscrete, MultiBinary, or Box without NaN in its bounds, "
         f"got {action_space!r}"

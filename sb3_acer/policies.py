@@ -71,6 +71,7 @@ class QHead(nn.Module):
     def __init__(self, family: Family, latent_dim: int) -> None:
         super().__init__()
         self.q = nn.Linear(latent_dim, family.n_stats)
+        self.outputs = (self.q,)
 
     def values(self, latent: th.Tensor, stats: th.Tensor) -> th.Tensor:
         """
@@ -124,7 +125,9 @@ class DuelingHead(nn.Module):
         width = min(latent_dim, 64)
         self.advantage_latent = nn.Linear(latent_dim, width)
         self.advantage_action = nn.Linear(family.n_features, width, bias=False)
-        self.advantage = nn.Sequential(activation_fn(), nn.Linear(width, 1))
+        advantage = nn.Linear(width, 1)
+        self.advantage = nn.Sequential(activation_fn(), advantage)
+        self.outputs = (self.value, advantage)
 
     def values(self, latent: th.Tensor, stats: th.Tensor) -> th.Tensor:
         """
@@ -204,7 +207,7 @@ class ACERPolicy(BasePolicy):
     :param net_arch: widths of the hidden layers, ``dict(pi=[...], qf=[...])`` or a list for both; by default 64 and
         64, none behind a NatureCNN
     :param activation_fn: activation function
-    :param ortho_init: whether to initialise orthogonally: gain sqrt(2), 0.01 for the heads' outputs
+    :param ortho_init: whether to initialise orthogonally: gain sqrt(2), 0.01 for what the heads put out
     :param log_std_init: initial logarithm of the standard deviation of continuous actions, which does not depend on the
         state
     :param learn_log_std: whether it is learnt; the paper fixes it
@@ -251,7 +254,7 @@ class ACERPolicy(BasePolicy):
         self.log_std_init = log_std_init
         self.learn_log_std = learn_log_std
         self.share_features_extractor = share_features_extractor
-        self.family = make_family(action_space)
+        self.family = make_family(action_space, learn_log_std)
 
         self._is_vector = (
             features_extractor_class is FlattenExtractor
@@ -283,7 +286,8 @@ class ACERPolicy(BasePolicy):
                 (self.pi_net, np.sqrt(2)),
                 (self.q_net, np.sqrt(2)),
                 (self.pi_head, 0.01),
-                (self.q_head, 0.01),
+                (self.q_head, np.sqrt(2)),
+                *((output, 0.01) for output in self.q_head.outputs),
             ):
                 module.apply(partial(self.init_weights, gain=gain))
         self.optimizer = self.optimizer_class(
@@ -390,9 +394,12 @@ class ACERPolicy(BasePolicy):
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:
         stats = self(observation)
-        # From torch's global generator, as every policy of SB3 predicts; training has generators of its own.
-        uniforms = th.rand((len(stats), self.family.n_components), dtype=th.float64, device=stats.device)
-        actions = self.family.mode(stats) if deterministic else self.family.sample(stats, uniforms)
+        if deterministic:
+            actions = self.family.mode(stats)
+        else:
+            # From torch's global generator, as every policy of SB3 predicts; training has generators of its own.
+            uniforms = th.rand((len(stats), self.family.n_components), dtype=th.float64, device=stats.device)
+            actions = self.family.sample(stats, uniforms)
         return th.as_tensor(self.family.to_env(actions.cpu().numpy()))
 
 

@@ -125,6 +125,15 @@ def test_the_trust_region_binds_when_delta_is_zero_and_not_when_it_is_wide() -> 
         assert (th.linalg.vecdot(update.z, update.k) <= delta + 1e-4 * update.g.abs().max()).all()
 
 
+def test_a_standard_deviation_that_is_not_learnt_gives_the_trust_region_no_slack() -> None:
+    model = small("Pendulum-v1", policy_kwargs={"net_arch": [16], "learn_log_std": False}, delta=0.0).learn(100)
+    update = model.update(a_batch(model))
+    mean, std = update.z.chunk(2, -1)
+    assert (mean != 0).any()
+    assert (std == 0).all()
+    assert (th.linalg.vecdot(mean, update.k.chunk(2, -1)[0]) <= 1e-5 * update.g.abs().max()).all()
+
+
 def test_gradients_are_clipped_to_the_norm_and_not_at_all_for_none() -> None:
     for max_grad_norm in (1e-3, None):
         model = trained(max_grad_norm=max_grad_norm)

@@ -1,0 +1,628 @@
+"""Laws of the policies: what they say of rows of observations, whatever the rows and the actions are made of."""
+
+import itertools
+import math
+from copy import deepcopy
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.torch_layers import FlattenExtractor, NatureCNN
+from torch import nn
+
+from sb3_acer.policies import (
+    MLP,
+    ACERPolicy,
+    CnnPolicy,
+    DuelingHead,
+    Evaluation,
+    MlpPolicy,
+    MultiInputPolicy,
+    QHead,
+)
+from sb3_acer.rmsprop import RMSpropTF
+
+Space = spaces.Space[Any]
+Obs = th.Tensor | dict[str, th.Tensor]
+
+IMAGE = spaces.Box(0, 255, (1, 36, 36), np.uint8)
+OBSERVATIONS: dict[str, Space] = {
+    "vector": spaces.Box(-1, 1, (3,)),
+    "vector of float64": spaces.Box(-1, 1, (3,), np.float64),
+    "vector of integers": spaces.Box(-5, 5, (3,), np.int32),
+    "matrix": spaces.Box(-1, 1, (2, 3)),
+    "Discrete": spaces.Discrete(5),
+    "MultiDiscrete": spaces.MultiDiscrete([3, 2]),
+    "MultiBinary": spaces.MultiBinary(4),
+    "image": IMAGE,
+    "Dict": spaces.Dict(vector=spaces.Box(-1, 1, (3,)), image=IMAGE, kind=spaces.Discrete(3)),
+}
+ACTIONS: dict[str, Space] = {
+    "Discrete": spaces.Discrete(4, start=2),
+    "MultiDiscrete": spaces.MultiDiscrete([3, 2]),
+    "MultiBinary": spaces.MultiBinary(3),
+    "Box": spaces.Box(-10, 10, (2,)),
+}
+VECTOR, DISCRETE = OBSERVATIONS["vector"], ACTIONS["Discrete"]
+every_observation = pytest.mark.parametrize("observation_space", OBSERVATIONS.values(), ids=OBSERVATIONS)
+every_action = pytest.mark.parametrize("action_space", ACTIONS.values(), ids=ACTIONS)
+sampled_actions = pytest.mark.parametrize("action_space", list(ACTIONS.values())[1:], ids=list(ACTIONS)[1:])
+shared_or_not = pytest.mark.parametrize("share", [True, False], ids=["one extractor", "two extractors"])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> None:
+    th.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    th.manual_seed(0)
+
+
+def constant(progress_remaining: float) -> float:
+    return 7e-4 * progress_remaining
+
+
+def policy_class(observation_space: Space) -> type[ACERPolicy]:
+    if isinstance(observation_space, spaces.Dict):
+        return MultiInputPolicy
+    return CnnPolicy if observation_space is IMAGE else MlpPolicy
+
+
+def make(observation_space: Space = VECTOR, action_space: Space = DISCRETE, **arguments: Any) -> ACERPolicy:
+    """A policy whose heads are not as good as 0 to begin with."""
+    arguments = {"ortho_init": False, **arguments}
+    return policy_class(observation_space)(observation_space, action_space, constant, **arguments)
+
+
+def rows_of(space: Space, *shape: int) -> Obs:
+    """Different observations, ``[*shape, ...]``."""
+    if isinstance(space, spaces.Dict):
+        return {key: part for key, space in space.items() if isinstance(part := rows_of(space, *shape), th.Tensor)}
+    space.seed(0)
+    samples = np.stack([np.asarray(space.sample()) for _ in range(math.prod(shape))])
+    return th.from_numpy(samples).view(*shape, *samples.shape[1:])
+
+
+def pick(rows: Obs, *index: Any) -> Obs:
+    return {key: part[index] for key, part in rows.items()} if isinstance(rows, dict) else rows[index]
+
+
+def fold(rows: Obs, *shape: int) -> Obs:
+    """``[N, ...]`` as ``[*shape, ...]``."""
+    if isinstance(rows, dict):
+        return {key: part.view(*shape, *part.shape[1:]) for key, part in rows.items()}
+    return rows.view(*shape, *rows.shape[1:])
+
+
+class Sequences(NamedTuple):
+    """What :meth:`ACERPolicy.evaluate` wants to know."""
+
+    observations: Obs
+    actions: th.Tensor
+    final_observations: Obs
+    final_steps: th.Tensor
+
+
+def sequences(policy: ACERPolicy, n_steps: int = 4, n_sequences: int = 3) -> Sequences:
+    """With two steps that a time limit cut, the last of a sequence among them."""
+    n_rows = (n_steps + 1) * n_sequences
+    every = rows_of(policy.observation_space, n_rows + 2)
+    rng = np.random.default_rng(0)
+    uniforms = th.from_numpy(rng.random((n_steps * n_sequences, policy.family.n_components)))
+    with th.no_grad():
+        actions = policy.family.sample(policy(pick(every, slice(n_steps * n_sequences))), uniforms)
+    return Sequences(
+        fold(pick(every, slice(n_rows)), n_steps + 1, n_sequences),
+        actions.view(n_steps, n_sequences, -1),
+        pick(every, slice(n_rows, None)),
+        th.tensor([1, n_steps * n_sequences - 1]),
+    )
+
+
+def evaluate(policy: ACERPolicy, given: Sequences, n_samples: int = 3, seed: int = 0) -> Evaluation:
+    return policy.evaluate(*given, n_samples, np.random.default_rng(seed))
+
+
+def close(actual: th.Tensor, expected: th.Tensor, tolerance: float = 1e-5) -> None:
+    th.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+# Evaluation
+
+
+@every_action
+@every_observation
+def test_one_pass_over_all_rows_equals_one_for_each_row(observation_space: Space, action_space: Space) -> None:
+    policy = make(observation_space, action_space)
+    given = sequences(policy)
+    whole = evaluate(policy, given)
+    rng = np.random.default_rng(0)  # what is drawn row by row is what is drawn at once
+    n_sequences = given.actions.shape[1]
+    for step, (t, b) in enumerate(itertools.product(*map(range, given.actions.shape[:2]))):
+        cut = given.final_steps == t * n_sequences + b
+        row = Sequences(
+            pick(given.observations, slice(t, t + 2), slice(b, b + 1)),
+            given.actions[t : t + 1, b : b + 1],
+            pick(given.final_observations, cut),
+            th.zeros(int(cut.sum()), dtype=th.int64),
+        )
+        alone = policy.evaluate(*row, 3, rng)
+        for name, of_all, of_one in zip(Evaluation._fields, whole, alone, strict=True):
+            assert of_all[t, b].shape == of_one[0, 0].shape, name
+            close(of_all[t, b], of_one[0, 0])
+        assert step == t * n_sequences + b
+    assert whole.values.std() > 1e-3  # else all of this would be true of any rows
+
+
+@shared_or_not
+@every_action
+def test_next_values_are_those_of_the_true_successors(action_space: Space, share: bool) -> None:
+    policy = make(VECTOR, action_space, share_features_extractor=share)
+    given = sequences(policy)
+    next_values = evaluate(policy, given).next_values
+    assert isinstance(given.observations, th.Tensor)
+    expected = th.stack([policy.predict_values(row).squeeze(-1) for row in given.observations[1:]])
+    final_values = policy.predict_values(given.final_observations).squeeze(-1)
+    for step, value in zip(given.final_steps.tolist(), final_values, strict=True):
+        assert (expected.view(-1)[step] - value).abs() > 1e-3
+        expected.view(-1)[step] = value
+    close(next_values, expected)
+
+
+@every_action
+def test_values_of_one_step_are_the_next_values_of_the_one_before(action_space: Space) -> None:
+    policy = make(VECTOR, action_space)
+    given = sequences(policy)._replace(final_observations=th.zeros(0, 3), final_steps=th.zeros(0, dtype=th.int64))
+    found = evaluate(policy, given)
+    assert th.equal(found.values[1:].detach(), found.next_values[:-1])
+
+
+@shared_or_not
+def test_the_value_of_a_state_is_the_mean_q_under_the_policy_for_discrete_actions(share: bool) -> None:
+    policy = make(share_features_extractor=share)
+    given = sequences(policy)
+    found = evaluate(policy, given)
+    assert isinstance(given.observations, th.Tensor)
+    assert isinstance(policy.q_head, QHead)
+    latent = nn.Sequential(*policy.q_net)(given.observations[:-1])
+    q = policy.q_head.q(latent)
+    pi = nn.Sequential(*policy.pi_net, policy.pi_head)(given.observations[:-1]).softmax(-1)
+    close(found.stats, pi)
+    close(found.weights, pi)
+    close(found.candidate_values, q)
+    close(found.values, (pi * q).sum(-1))
+    close(found.q_values, q.gather(-1, given.actions).squeeze(-1))
+    assert th.equal(found.candidates, th.arange(4).view(4, 1).expand(4, 3, 4, 1))
+
+
+@pytest.mark.parametrize("n_samples", [1, 5])
+@sampled_actions
+def test_the_mean_q_of_sampled_actions_is_the_value_of_the_state(action_space: Space, n_samples: int) -> None:
+    policy, n = make(VECTOR, action_space), 4000
+    observations = rows_of(VECTOR, 2)
+    assert isinstance(observations, th.Tensor)
+    given = Sequences(
+        observations.unsqueeze(1).expand(-1, n, -1),
+        th.zeros(1, n, policy.family.n_components, dtype=policy.family.action_dtype),
+        th.zeros(0, 3),
+        th.zeros(0, dtype=th.int64),
+    )
+    with th.no_grad():
+        found = evaluate(policy, given, n_samples)
+    means = (found.weights * found.candidate_values).sum(-1)[0]
+    standard_error = means.std() / n**0.5
+    assert 1e-5 < standard_error < 0.02
+    assert (means.mean() - found.values[0, 0]).abs() < 4 * standard_error
+    close(found.values[0], policy.predict_values(observations[:1])[0].expand(n))
+
+
+@sampled_actions
+def test_candidates_are_sampled_from_the_policy(action_space: Space) -> None:
+    policy, n = make(VECTOR, action_space), 20_000
+    given = sequences(policy, 1, 1)._replace(final_steps=th.zeros(0, dtype=th.int64))
+    with th.no_grad():
+        found = evaluate(policy, given, n)
+    assert found.candidates.shape == (1, 1, n, policy.family.n_components)
+    close(found.weights, th.full((1, 1, n), 1 / n))
+    within_sampling_error(policy, found.candidates[0, 0], found.stats[0, 0])
+
+
+def within_sampling_error(policy: ACERPolicy, actions: th.Tensor, stats: th.Tensor) -> None:
+    """That frequencies of actions ``[N, D]`` are probabilities, or that their moments are those of the Gaussian."""
+    encoded, n = policy.family.encode(actions).double(), len(actions)
+    if isinstance(policy.action_space, spaces.Box):
+        mean, std = stats.double().chunk(2, -1)
+        assert ((encoded.mean(0) - mean).abs() < 4 * std / n**0.5).all()
+        assert ((encoded.std(0) - std).abs() < 4 * std / (2 * n) ** 0.5).all()
+    else:
+        standard_error = (stats * (1 - stats) / n).sqrt()
+        assert ((encoded.mean(0) - stats).abs() < 4 * standard_error).all()
+
+
+@sampled_actions
+def test_an_action_is_judged_alike_whether_it_was_taken_or_sampled(action_space: Space) -> None:
+    policy = make(VECTOR, action_space)
+    given = sequences(policy)
+    found = evaluate(policy, given)
+    for k in range(3):
+        again = evaluate(policy, given._replace(actions=found.candidates[:, :, k]))
+        close(again.q_values, found.candidate_values[:, :, k])
+        close(again.values, found.values)
+
+
+@sampled_actions
+def test_q_of_an_action_is_the_value_and_its_advantage_over_sampled_ones(action_space: Space) -> None:
+    policy = make(VECTOR, action_space)
+    given = sequences(policy)
+    found = evaluate(policy, given)
+    head = policy.q_head
+    assert isinstance(head, DuelingHead)
+    assert isinstance(given.observations, th.Tensor)
+    latent = nn.Sequential(*policy.q_net)(given.observations[:-1])
+    one_layer = nn.Linear(latent.shape[-1] + policy.family.n_features, head.advantage_latent.out_features)
+    with th.no_grad():
+        one_layer.weight.copy_(th.cat((head.advantage_latent.weight, head.advantage_action.weight), -1))
+        one_layer.bias.copy_(head.advantage_latent.bias)
+
+    def advantage(actions: th.Tensor) -> th.Tensor:
+        together = th.cat((latent, policy.family.encode(actions)), -1)
+        outputs: th.Tensor = head.advantage(one_layer(together))
+        return outputs.squeeze(-1)
+
+    values = head.value(latent).squeeze(-1)
+    close(found.values, values)
+    others = [found.q_values - advantage(given.actions)]  # V minus the mean advantage, the same for every action
+    others += [found.candidate_values[..., k] - advantage(found.candidates[:, :, k]) for k in range(3)]
+    for other in others[1:]:
+        close(other, others[0])
+    uniforms = th.from_numpy(np.random.default_rng(0).random((4, 3, 6, policy.family.n_components)))
+    sampled = policy.family.sample(found.stats.detach().unsqueeze(-2), uniforms)
+    close(others[0], values - th.stack([advantage(sampled[:, :, k]) for k in range(3, 6)]).mean(0))
+
+
+@every_action
+def test_gradients_of_the_critic_do_not_reach_the_policy_and_back(action_space: Space) -> None:
+    policy = make(VECTOR, action_space)
+    found = evaluate(policy, sequences(policy))
+
+    def reached(*outputs: th.Tensor) -> set[str]:
+        names, weights = zip(*policy.named_parameters(), strict=True)
+        total = th.stack([output.sum() for output in outputs]).sum()
+        gradients = th.autograd.grad(total, weights, retain_graph=True, allow_unused=True)
+        return {name for name, gradient in zip(names, gradients, strict=True) if gradient is not None}
+
+    of_policy = {name for name, _ in policy.named_parameters() if name.startswith(("pi_", "log_std"))}
+    of_critic = {name for name, _ in policy.named_parameters() if name.startswith("q_")}
+    assert of_policy | of_critic == {name for name, _ in policy.named_parameters()}
+    assert reached(found.stats) == of_policy
+    assert reached(found.q_values, found.candidate_values) == of_critic
+    assert not any(each.requires_grad for each in (found.next_values, found.candidates, found.weights))
+    if policy.family.enumerable:
+        assert not found.values.requires_grad
+    else:
+        assert {"q_head.value.weight", "q_net.0.weight"} <= reached(found.values) < of_critic
+
+
+# Statistics and observations
+
+
+@every_action
+@every_observation
+def test_statistics_are_those_of_the_networks_without_shortcuts(observation_space: Space, action_space: Space) -> None:
+    policy = make(observation_space, action_space)
+    given = sequences(policy)
+    stats = policy.statistics(given.observations)
+    assert not stats.requires_grad
+    for t in range(4):
+        rows = pick(given.observations, t)
+        features = BasePolicy.extract_features(policy, rows, policy.features_extractor)
+        outputs = policy.pi_head(nn.Sequential(*policy.pi_net)(features))
+        close(stats[t], policy.family.statistics(outputs, policy.log_std).detach())
+        close(stats[t], policy(rows).detach())
+    close(stats, evaluate(policy, given).stats.detach())
+    assert stats[..., : policy.family.n_outputs].std() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("space", "vectors"),
+    [
+        (spaces.Discrete(3), [[1, 0, 0], [0, 1, 0], [0, 0, 1]]),
+        (spaces.MultiDiscrete([2, 2]), [[1, 0, 1, 0], [1, 0, 0, 1], [0, 1, 1, 0], [0, 1, 0, 1]]),
+        (spaces.MultiBinary(2), [[0, 0], [0, 1], [1, 0], [1, 1]]),
+        (spaces.Box(0, 9, (2,), np.int64), [[0, 0], [0, 1], [1, 0], [1, 1]]),
+        (spaces.Box(0, 9, (2,), np.float64), [[0, 0], [0, 1], [1, 0], [1, 1]]),
+    ],
+    ids=str,
+)
+def test_an_observation_is_taken_for_its_vector(space: Space, vectors: list[list[int]]) -> None:
+    policy, numbers = make(space), th.tensor(vectors, dtype=th.float32)
+    of_vectors = make(spaces.Box(0, 9, (numbers.shape[-1],)))
+    of_vectors.load_state_dict(policy.state_dict())
+    if isinstance(space, spaces.Discrete):
+        observations = th.arange(3)
+    else:
+        observations = th.tensor(list(itertools.product(range(2), repeat=2))).to(
+            th.from_numpy(np.zeros(1, space.dtype)).dtype
+        )
+    close(policy(observations), of_vectors(numbers), 1e-6)
+    assert policy(observations).std(0).max() > 1e-3
+
+
+def test_images_are_divided_by_255_unless_they_are_not_to_be() -> None:
+    policy, images = make(IMAGE), rows_of(IMAGE, 4)
+    assert isinstance(images, th.Tensor)
+    features = policy.features_extractor(images.float() / 255)
+    close(policy(images), policy.pi_head(features).softmax(-1))
+    raw = make(IMAGE, normalize_images=False)
+    raw.load_state_dict(policy.state_dict())
+    close(raw(images), policy.pi_head(policy.features_extractor(images.float())).softmax(-1))
+
+
+def test_dict_observations_are_their_parts_side_by_side() -> None:
+    space = spaces.Dict(a=spaces.Box(-1, 1, (2,)), b=spaces.Discrete(3), c=spaces.MultiBinary(2))
+    policy, vectors = make(space), make(spaces.Box(-1, 1, (7,)))
+    vectors.load_state_dict(policy.state_dict())
+    rows = {"a": th.tensor([[0.3, -0.5], [0.1, 0.9]]), "b": th.tensor([2, 0]), "c": th.tensor([[0, 1], [1, 1]])}
+    expected = vectors(th.tensor([[0.3, -0.5, 0, 0, 1, 0, 1], [0.1, 0.9, 1, 0, 0, 1, 1]]))
+    close(policy(rows), expected, 1e-6)
+
+
+@every_action
+def test_the_probabilities_of_each_factor_sum_to_one(action_space: Space) -> None:
+    policy = make(VECTOR, action_space, log_std_init=-0.7)
+    stats = policy.statistics(sequences(policy).observations)
+    if isinstance(action_space, spaces.Box):
+        close(stats[..., 2:], th.full_like(stats[..., 2:], math.exp(-0.7)))
+        return
+    ends = {"Discrete": [4], "MultiDiscrete": [3, 5], "MultiBinary": [2, 4, 6]}[type(action_space).__name__]
+    for start, end in itertools.pairwise([0, *ends]):
+        close(stats[..., start:end].sum(-1), th.ones(4, 3))
+    assert (stats > 0).all()
+
+
+# Predictions
+
+
+@every_action
+@every_observation
+def test_predictions_are_elements_of_the_action_space(observation_space: Space, action_space: Space) -> None:
+    policy = make(observation_space, action_space, log_std_init=3.0)
+    rows = rows_of(observation_space, 20)
+    observations = {key: part.numpy() for key, part in rows.items()} if isinstance(rows, dict) else rows.numpy()
+    for deterministic in (True, False):
+        actions, _ = policy.predict(observations, deterministic=deterministic)
+        assert len(actions) == 20
+        assert all(action_space.contains(action) for action in actions)
+    mode = policy.family.to_env(policy.family.mode(policy(rows)).detach().numpy())
+    np.testing.assert_allclose(policy.predict(observations, deterministic=True)[0], mode, rtol=1e-5, atol=1e-6)
+    one = {key: part[0] for key, part in observations.items()} if isinstance(observations, dict) else observations[0]
+    action, _ = policy.predict(one, deterministic=True)
+    np.testing.assert_allclose(action, mode[0], rtol=1e-5, atol=1e-6)
+
+
+@every_action
+def test_stochastic_predictions_have_the_distribution_of_the_policy(action_space: Space) -> None:
+    policy = make(VECTOR, action_space)
+    observation = rows_of(VECTOR, 1)
+    assert isinstance(observation, th.Tensor)
+    predicted, _ = policy.predict(observation.expand(10_000, -1).numpy())
+    start = 2 if isinstance(action_space, spaces.Discrete) else 0
+    actions = th.from_numpy(predicted.reshape(10_000, -1) - start)
+    within_sampling_error(policy, actions.to(policy.family.action_dtype), policy(observation)[0].detach())
+
+
+def test_predictions_follow_torchs_seed() -> None:
+    policy, observations = make(), np.zeros((100, 3), np.float32)
+    drawn = []
+    for seed in (1, 1, 2):
+        th.manual_seed(seed)
+        drawn.append(policy.predict(observations)[0])
+    np.testing.assert_array_equal(drawn[0], drawn[1])
+    assert (drawn[0] != drawn[2]).any()
+
+
+# Construction
+
+
+@every_action
+@every_observation
+def test_a_loaded_policy_is_the_one_that_was_saved(
+    observation_space: Space, action_space: Space, tmp_path: Path
+) -> None:
+    policy = make(
+        observation_space,
+        action_space,
+        net_arch={"pi": [8], "qf": [8, 4]},
+        activation_fn=nn.ReLU,
+        log_std_init=-1.0,
+        share_features_extractor=False,
+        optimizer_class=th.optim.Adam,
+        optimizer_kwargs={"eps": 1e-3},
+    )
+    with th.no_grad():
+        for weight in policy.weights:
+            weight.add_(0.1 * th.randn_like(weight))
+    policy.save(str(tmp_path / "policy.pt"))
+    loaded = type(policy).load(str(tmp_path / "policy.pt"), device="cpu")
+    given = sequences(policy)
+    for name, ours, theirs in zip(Evaluation._fields, evaluate(policy, given), evaluate(loaded, given), strict=True):
+        assert th.equal(ours, theirs), name
+    assert type(loaded) is policy_class(observation_space)
+    assert isinstance(loaded.optimizer, th.optim.Adam)
+    assert loaded.optimizer.param_groups[0]["eps"] == 1e-3
+
+
+def widths(network: nn.Module) -> list[int]:
+    return [module.out_features for module in network.modules() if isinstance(module, nn.Linear)]
+
+
+@pytest.mark.parametrize(
+    ("net_arch", "pi", "qf"),
+    [
+        (None, [64, 64], [64, 64]),
+        ([], [], []),
+        ([32, 16], [32, 16], [32, 16]),
+        ({"pi": [8], "qf": [16, 4]}, [8], [16, 4]),
+        ({"pi": [8], "vf": [16, 4]}, [8], [16, 4]),
+        ({"qf": [16]}, [], [16]),
+        ({"pi": [8]}, [8], []),
+        ({}, [], []),
+    ],
+    ids=str,
+)
+@every_action
+def test_net_arch_gives_the_layers_of_both_networks(
+    net_arch: Any, pi: list[int], qf: list[int], action_space: Space
+) -> None:
+    policy = make(VECTOR, action_space, net_arch=net_arch, activation_fn=nn.ReLU)
+    assert widths(policy.pi_net) == pi
+    assert widths(policy.q_net) == qf
+    activations = [type(module) for module in (*policy.pi_net, *policy.q_net) if not isinstance(module, nn.Linear)]
+    assert activations == [nn.ReLU] * (len(pi) + len(qf))
+    found = evaluate(policy, sequences(policy))
+    assert all(quantity.isfinite().all() for quantity in found)
+
+
+def test_nothing_is_between_a_nature_cnn_and_the_heads_by_default() -> None:
+    policy = make(IMAGE)
+    assert isinstance(policy.features_extractor, NatureCNN)
+    assert widths(policy.pi_net) == widths(policy.q_net) == []
+    assert widths(make(IMAGE, net_arch=[16]).pi_net) == [16]
+    assert widths(make(IMAGE, features_extractor_class=FlattenExtractor, net_arch=None).pi_net) == [64, 64]
+    assert widths(make(OBSERVATIONS["Dict"]).q_net) == [64, 64]
+
+
+def test_a_list_of_one_dict_is_taken_for_the_dict_with_a_warning() -> None:
+    with pytest.warns(UserWarning, match="net_arch should be a dict"):
+        policy = make(net_arch=[{"pi": [8], "vf": [4]}])
+    assert (widths(policy.pi_net), widths(policy.q_net)) == ([8], [4])
+
+
+@pytest.mark.parametrize(
+    "net_arch",
+    [{"pi": [8], "qf": [8], "vf": [8]}, {"pi": [8], "q": [8]}, {"shared": [8]}, ["64"], [[64, 64]], [64, {"pi": [8]}]],
+    ids=str,
+)
+def test_another_form_of_net_arch_is_an_error_that_names_the_keys(net_arch: Any) -> None:
+    with pytest.raises(ValueError, match=r"net_arch must .*keys pi and qf") as error:
+        make(net_arch=net_arch)
+    assert repr(net_arch) in str(error.value)
+
+
+def test_an_unsupported_action_space_is_an_error() -> None:
+    with pytest.raises(ValueError, match="action_space must be Discrete"):
+        make(VECTOR, spaces.Tuple((spaces.Discrete(2),)))
+
+
+@every_action
+def test_extractors_are_shared_or_separate_as_asked(action_space: Space) -> None:
+    for share in (True, False):
+        policy = make(IMAGE, action_space, share_features_extractor=share)
+        given = sequences(policy, 2, 2)
+        before = evaluate(policy, given)
+        with th.no_grad():
+            for weight in policy.q_features_extractor.parameters():
+                weight.mul_(1.5)
+        after = evaluate(policy, given)
+        assert th.equal(before.stats, after.stats) != share
+        assert not th.allclose(before.next_values, after.next_values)
+        close(policy.predict_values(pick(given.observations, 0)).squeeze(-1), after.values[0])
+        n_weights = sum(weight.numel() for weight in NatureCNN(IMAGE).parameters())
+        extractors = policy.features_extractor, policy.q_features_extractor
+        weights = {weight for extractor in extractors for weight in extractor.parameters()}
+        assert sum(weight.numel() for weight in weights) == (1 if share else 2) * n_weights
+        assert weights <= set(policy.optimizer.param_groups[0]["params"])
+
+
+def gram(layer: nn.Module) -> th.Tensor:
+    """Products of the rows of a layer's weights with each other, or of its columns where those are fewer."""
+    assert isinstance(layer, (nn.Linear, nn.Conv2d))
+    rows = layer.weight.detach().flatten(1).double()
+    rows = rows if rows.shape[0] <= rows.shape[1] else rows.T
+    return rows @ rows.T
+
+
+def hidden_layers(policy: ACERPolicy) -> list[nn.Module]:
+    networks = (policy.features_extractor, policy.q_features_extractor, policy.pi_net, policy.q_net)
+    return [layer for network in networks for layer in network.modules() if isinstance(layer, (nn.Linear, nn.Conv2d))]
+
+
+def output_layers(policy: ACERPolicy) -> list[nn.Module]:
+    head = policy.q_head
+    return [policy.pi_head, *([head.q] if isinstance(head, QHead) else [head.value, head.advantage[-1]])]
+
+
+@pytest.mark.parametrize("observation_space", [VECTOR, IMAGE], ids=["vector", "image"])
+@every_action
+def test_layers_are_initialised_orthogonally(observation_space: Space, action_space: Space) -> None:
+    policy = make(observation_space, action_space, ortho_init=True, net_arch=[32, 48], share_features_extractor=False)
+    for layers, gain in ((hidden_layers(policy), 2**0.5), (output_layers(policy), 0.01)):
+        assert layers
+        for layer in layers:
+            products = gram(layer)
+            close(products / gain**2, th.eye(len(products), dtype=th.float64), 1e-4)
+            assert isinstance(layer.bias, th.Tensor)
+            assert (layer.bias == 0).all()
+    uniform = make(observation_space, action_space, ortho_init=False, net_arch=[32, 48])
+    products = gram(uniform.pi_net[0])
+    assert (products - products.diagonal().diag()).abs().max() > 1e-3
+
+
+@every_action
+def test_a_new_policy_is_as_good_as_indifferent(action_space: Space) -> None:
+    """Which is what the small gain of its head is for: the outputs are hardly different from 0 in any state."""
+    policy = make(VECTOR, action_space, ortho_init=True)
+    stats = policy(th.from_numpy(np.random.default_rng(0).uniform(-1, 1, (50, 3))))
+    indifferent = policy.family.statistics(th.zeros(50, policy.family.n_outputs), policy.log_std)
+    assert (stats - indifferent).abs().max() < 0.02
+    assert not th.equal(stats, indifferent)
+
+
+@pytest.mark.parametrize("hidden", [[], [5], [5, 7, 3]], ids=str)
+@pytest.mark.parametrize("activation_fn", [nn.Tanh, nn.ReLU])
+def test_hidden_layers_compute_what_their_modules_do(hidden: list[int], activation_fn: type[nn.Module]) -> None:
+    network, inputs = MLP(4, hidden, activation_fn), th.randn(6, 4, requires_grad=True)
+    plain = nn.Sequential(*network)
+    assert th.equal(network(inputs), plain(inputs))
+    ours, theirs = (th.autograd.grad(module(inputs).square().sum(), inputs)[0] for module in (network, plain))
+    assert th.equal(ours, theirs)
+    assert widths(network) == hidden
+    assert network.state_dict().keys() == plain.state_dict().keys()
+
+
+@pytest.mark.parametrize("learn", [True, False])
+def test_the_standard_deviation_is_learnt_or_fixed_as_asked(learn: bool, tmp_path: Path) -> None:
+    policy = make(VECTOR, ACTIONS["Box"], log_std_init=-1.0, learn_log_std=learn)
+    policy.save(str(tmp_path / "policy.pt"))
+    for each in (policy, MlpPolicy.load(str(tmp_path / "policy.pt"), device="cpu")):
+        rows = rows_of(VECTOR, 5)
+        before = each(rows).detach()
+        each(rows).square().sum().backward()
+        each.optimizer.param_groups[0]["lr"] = 0.1
+        each.optimizer.step()
+        mean, std = (each(rows).detach() - before).chunk(2, -1)
+        assert (mean != 0).all()
+        assert (std != 0).all() if learn else (std == 0).all()
+
+
+@pytest.mark.parametrize("action_space", [DISCRETE, ACTIONS["Box"]], ids=["Discrete", "Box"])
+def test_the_optimizer_has_every_parameter_once_at_the_first_learning_rate(action_space: Space) -> None:
+    policy = make(VECTOR, action_space, optimizer_kwargs={"alpha": 0.5})
+    (group,) = policy.optimizer.param_groups
+    assert isinstance(policy.optimizer, RMSpropTF)
+    assert (group["lr"], group["alpha"]) == (7e-4, 0.5)
+    assert len(group["params"]) == len(set(group["params"])) == len(list(policy.parameters()))
+    assert set(group["params"]) == set(policy.parameters()) == set(policy.weights)
+
+
+def test_a_copy_of_a_policy_has_weights_of_its_own() -> None:
+    policy = make()
+    copied = deepcopy(policy)
+    assert [id(weight) for weight in copied.weights] == [id(weight) for weight in copied.parameters()]
+    assert not set(copied.weights) & set(policy.weights)
