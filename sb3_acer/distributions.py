@@ -420,7 +420,8 @@ def make_family(action_space: spaces.Space[Any], learn_log_std: bool = True) -> 
     if isinstance(action_space, spaces.MultiBinary):
         if len(action_space.shape) > 1:
             raise ValueError(
-                f"Multi-dimensional {action_space} action space is not supported: use one of one dimension"
+                f"Multi-dimensional {action_space} action space is not supported: action_space must be Discrete, "
+                "MultiDiscrete, MultiBinary of one dimension, or Box"
             )
         return Categorical(action_space, [2] * int(action_space.shape[0]))
     if isinstance(action_space, spaces.Box) and not np.isnan([action_space.low, action_space.high]).any():
