@@ -155,7 +155,8 @@ class Family(ABC):
     def encode(self, actions: th.Tensor) -> th.Tensor:
         """
         :param actions: ``[..., D]``
-        :return: the actions as a network's input: one-hot, multi-hot or vectors, ``[..., n_features]``
+        :return: the actions as a network's input, ``[..., n_features]``: one-hot, multi-hot, or vectors as the
+            environment gets them, clipped to their bounds, which are scaled to -1 and 1
         """
 
     @abstractmethod
@@ -342,6 +343,10 @@ class DiagonalGaussian(Family):
         self.learn_log_std = learn_log_std
         self.low, self.high, self.dtype = action_space.low, action_space.high, action_space.dtype
         size = int(np.prod(action_space.shape))
+        low, high = (th.as_tensor(bound.reshape(size), dtype=th.float64) for bound in (self.low, self.high))
+        bounded = low.isfinite() & high.isfinite() & (low < high)
+        centre = th.where(bounded, (low + high) / 2, 0.0)
+        self._bounds = (low, high, centre, th.where(bounded, (high - low) / 2, 1.0))
         self.n_components = self.n_features = self.n_outputs = self.n_log_std = self.trace_root = size
         self.n_stats = 2 * size
 
@@ -396,7 +401,8 @@ class DiagonalGaussian(Family):
         return stats.chunk(2, -1)[0]
 
     def encode(self, actions: th.Tensor) -> th.Tensor:
-        return actions
+        low, high, centre, scale = (bound.to(actions) for bound in self._bounds)
+        return (actions.clamp(low, high) - centre) / scale
 
     def to_env(self, actions: np.ndarray) -> np.ndarray:
         clipped: np.ndarray = np.clip(actions.reshape(-1, *self.low.shape), self.low, self.high)

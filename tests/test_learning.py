@@ -1,0 +1,17 @@
+"""What the tuned entries of `hyperparams/acer.yml` reach: minutes to an hour each, `pytest -m slow`."""
+
+import pytest
+
+from benchmarks.learning import run
+
+pytestmark = pytest.mark.slow
+
+
+def means(env_id: str, seeds: range) -> list[float]:
+    """Mean reward of the final agent over 100 episodes, a seed."""
+    arguments = ["--env", env_id, "--n-eval-envs", "5", "--eval-freq", "25000"]
+    return [float(run(seed, arguments)[0]["mean_reward"]) for seed in seeds]
+
+
+def test_cartpole_is_solved_within_50_000_steps_on_four_of_five_seeds() -> None:
+    assert sum(mean >= 475 for mean in means("CartPole-v1", range(5))) >= 4
