@@ -10,6 +10,12 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.envs import (
+    IdentityEnv,
+    IdentityEnvBox,
+    IdentityEnvMultiBinary,
+    IdentityEnvMultiDiscrete,
+)
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import KVWriter, Logger
 from stable_baselines3.common.utils import ConstantSchedule
@@ -399,6 +405,39 @@ def test_actions_of_a_discrete_space_with_a_start_reach_the_environment_with_it(
     assert model.predict(np.zeros(2))[0] in (5, 6, 7)
 
 
+def test_continuous_actions_are_stored_as_sampled_and_clipped_for_the_environment() -> None:
+    env = Recorder(spaces.Box(-0.5, 0.5, (2,)))
+    model = small(env, replay_ratio=0).learn(100)
+    stored = model.replay_buffer.sample(500, None, np.random.default_rng(0)).actions
+    given = np.stack(env.actions)
+    assert stored.abs().max() > 1
+    assert np.abs(given).max() == 0.5
+    latest = model.replay_buffer.latest().actions[:, 0].numpy()
+    np.testing.assert_allclose(given[-5:], latest.clip(-0.5, 0.5), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "action_space",
+    [
+        spaces.Box(-np.inf, np.inf, (2,)),
+        spaces.Box(np.array([-1.0, 0.0]), np.array([np.inf, 5.0])),
+        spaces.Box(-1, 1, (2, 3), np.float64),
+        spaces.Box(-1, 1, ()),
+        spaces.Box(0, 10, (1,), np.int32),
+        spaces.MultiDiscrete([2, 4], start=[3, -1]),
+        spaces.MultiDiscrete(np.array([[2, 3], [4, 2]])),
+        spaces.MultiBinary(5),
+    ],
+    ids=str,
+)
+def test_every_action_reaches_the_environment_as_an_element_of_its_space(action_space: spaces.Space[Any]) -> None:
+    env = Recorder(action_space)
+    model = small(env).learn(60)
+    assert all(action_space.contains(action) for action in env.actions)
+    assert action_space.contains(model.predict(np.zeros(2))[0])
+    assert flat(model).isfinite().all()
+
+
 # What a user is told
 
 
@@ -424,6 +463,12 @@ def test_actions_of_a_discrete_space_with_a_start_reach_the_environment_with_it(
             {"lr_schedule": "cubic"},
             "lr_schedule must be one of linear, constant, double_linear_con, middle_drop, double_m",
         ),
+        ({"env": Recorder(spaces.Dict({"a": spaces.Discrete(2)}))}, r"Box without NaN in its bounds, got Dict\('a'"),
+        (
+            {"env": Recorder(spaces.MultiBinary([2, 3]))},
+            r"Multi-dimensional MultiBinary\(.*\) action space is not supp",
+        ),
+        ({"n_action_samples": 0}, "n_action_samples must be an integer of at least 1, got 0"),
         (
             {"env": Recorder(spaces.Tuple([spaces.Discrete(2)]))},
             "action_space must be Discrete, MultiDiscrete, MultiBin",
@@ -496,6 +541,23 @@ def test_a_gradient_that_is_not_finite_changes_nothing() -> None:
 
 
 # It learns
+
+
+@pytest.mark.parametrize("env_class", [IdentityEnv, IdentityEnvMultiDiscrete, IdentityEnvMultiBinary, IdentityEnvBox])
+def test_the_identity_is_learnt_for_every_action_space(env_class: type[gym.Env[Any, Any]]) -> None:
+    """100 steps with a reward of 1 for naming what is seen."""
+    box = env_class is IdentityEnvBox
+    env = DummyVecEnv([lambda: env_class(eps=0.5) if box else env_class(4)])  # type: ignore[call-arg]
+    model = small(
+        env,
+        gamma=0.4,
+        learning_rate=1e-2 if box else 3e-3,
+        ent_coef=0.0,
+        policy_kwargs={"log_std_init": -0.5} if box else {},
+    )
+    model.learn(3000)
+    rewards, _ = evaluate_policy(model, env, 10, return_episode_rewards=True, warn=False)
+    assert np.mean(rewards) > 90
 
 
 def test_cartpole_is_learnt_in_seconds() -> None:
