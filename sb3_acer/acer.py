@@ -107,7 +107,7 @@ class ACER(OffPolicyAlgorithm):
     :param tensorboard_log: folder for tensorboard; None for no logging
     :param _init_setup_model: whether to build the networks on creation
     :param policy_kwargs: keyword arguments of the policy
-    :param full_tensorboard_log: log more to tensorboard
+    :param full_tensorboard_log: log histograms of rewards, advantages and the policy's statistics to tensorboard
     :param seed: seed of every random draw; None for a fresh one
     :param n_cpu_tf_sess: deprecated: number of threads for torch
     :param batch_size: sequences of a replayed batch; None for one an environment
@@ -229,6 +229,10 @@ class ACER(OffPolicyAlgorithm):
             for name in names:
                 if not holds(getattr(self, name)):
                     raise ValueError(f"{name} must be {rule}, got {getattr(self, name)!r}")
+        if not issubclass(cast(type, self.replay_buffer_class), SequenceReplayBuffer):
+            raise ValueError(
+                f"replay_buffer_class must be a subclass of SequenceReplayBuffer, got {self.replay_buffer_class!r}"
+            )
         make_schedule(self.learning_rate, self.lr_schedule_name)
         if self.buffer_size < self.n_steps:
             self._warn_of_no_replay()
@@ -454,9 +458,10 @@ class ACER(OffPolicyAlgorithm):
         self._last_obs = new_obs
 
     def _require_finite(self, name: str, values: NumpyObs | None) -> None:
-        """Nothing that is not finite gets into the buffer or a network."""
+        """Nothing that is not finite gets into the buffer or a network; the next `learn` resets the environments."""
         for part in values.values() if isinstance(values, dict) else (values,):
             if part is not None and part.dtype.kind == "f" and not np.isfinite(part).all():
+                self._last_obs = None
                 env = int(np.argwhere(~np.isfinite(part))[0, 0])
                 raise ValueError(
                     f"{name} must be finite, got {part[env]} from environment {env} at step {self.num_timesteps}"
@@ -486,8 +491,19 @@ class ACER(OffPolicyAlgorithm):
             metrics = [self.metrics(update) for update in updates]
             for name in metrics[0]:
                 self.logger.record(f"train/{name}", np.mean([each[name] for each in metrics]))
+            if self.full_tensorboard_log:
+                self._record_histograms(updates[0])
             if self._log_interval is not None:
                 self.dump_logs()
+
+    def _record_histograms(self, update: Update) -> None:
+        histograms = {
+            "rewards": update.batch.rewards,
+            "advantages": update.advantage,
+            "policy": update.evaluation.stats.detach(),
+        }
+        for name, values in histograms.items():
+            self.logger.record(f"histograms/{name}", values.flatten(), exclude=("stdout", "log", "json", "csv"))
 
     def update(self, batch: SequenceBatch) -> Update:
         """

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
+from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.envs import (
@@ -232,6 +233,18 @@ def test_log_interval_counts_rollouts() -> None:
     ]
     assert all(np.isfinite(row[f"train/{name}"]) for row in written for name in names)
     assert written[0]["train/ratio_mean"] == pytest.approx(1, abs=0.2)
+
+
+def test_full_tensorboard_log_writes_histograms(tmp_path: Path) -> None:
+    event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    small(full_tensorboard_log=True, tensorboard_log=str(tmp_path)).learn(60, log_interval=4, tb_log_name="run")
+    events = event_accumulator.EventAccumulator(str(tmp_path / "run_1"), size_guidance={"histograms": 0})
+    events.Reload()
+    assert set(events.Tags()["histograms"]) == {"histograms/rewards", "histograms/advantages", "histograms/policy"}
+    rewards = events.Histograms("histograms/rewards")
+    assert [event.step for event in rewards] == [20, 40, 60]
+    assert rewards[0].histogram_value.num == 5
+    assert rewards[0].histogram_value.min == rewards[0].histogram_value.max == 1
 
 
 class StopAt(BaseCallback):
@@ -468,6 +481,10 @@ def test_every_action_reaches_the_environment_as_an_element_of_its_space(action_
             {"env": Recorder(spaces.MultiBinary([2, 3]))},
             r"Multi-dimensional MultiBinary\(.*\) action space is not supp",
         ),
+        (
+            {"replay_buffer_class": ReplayBuffer},
+            "replay_buffer_class must be a subclass of SequenceReplayBuffer, got <cl",
+        ),
         ({"n_action_samples": 0}, "n_action_samples must be an integer of at least 1, got 0"),
         (
             {"env": Recorder(spaces.Tuple([spaces.Discrete(2)]))},
@@ -520,7 +537,8 @@ def test_what_is_not_finite_stops_training_before_it_is_taken_in(
     model.save(tmp_path / "agent")
     model.save_replay_buffer(tmp_path / "buffer")
     env.envs[1].unwrapped.spoil = None  # type: ignore[attr-defined]
-    model.learn(90)
+    model.learn(90, reset_num_timesteps=False)
+    assert model.replay_buffer.size() >= 30
     batch = model.replay_buffer.sample(100)
     assert isinstance(batch.observations, th.Tensor)
     assert batch.observations.isfinite().all()

@@ -1,5 +1,6 @@
 """What the tuned entries of `hyperparams/acer.yml` reach: minutes to an hour each, `pytest -m slow`."""
 
+import numpy as np
 import pytest
 
 from benchmarks.learning import run
@@ -15,3 +16,16 @@ def means(env_id: str, seeds: range) -> list[float]:
 
 def test_cartpole_is_solved_within_50_000_steps_on_four_of_five_seeds() -> None:
     assert sum(mean >= 475 for mean in means("CartPole-v1", range(5))) >= 4
+
+
+@pytest.mark.parametrize(
+    ("env_id", "at_least"),
+    [
+        ("Pendulum-v1", -180),
+        ("LunarLanderContinuous-v3", 200),
+        ("MountainCarContinuous-v0", 90),
+        ("InvertedPendulum-v5", 950),
+    ],
+)
+def test_continuous_tasks_are_learnt_by_the_mean_of_three_seeds(env_id: str, at_least: float) -> None:
+    assert np.mean(means(env_id, range(3))) >= at_least
