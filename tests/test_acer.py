@@ -35,11 +35,6 @@ SMALL: dict[str, Any] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    th.set_num_threads(1)
-
-
 def small(env: Any = "CartPole-v1", **changes: Any) -> ACER:
     return ACER("MlpPolicy", env, **{**SMALL, **changes})
 

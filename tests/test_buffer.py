@@ -48,7 +48,6 @@ SPACES: dict[str, spaces.Space[Any]] = {
 }
 ACTIONS = spaces.MultiDiscrete([1000, 1000])
 
-th.set_num_threads(1)
 REPEATABLE = settings(deadline=None, derandomize=True, database=None)
 
 

@@ -23,6 +23,7 @@ from sb3_acer.distributions import (
     make_family,
 )
 from sb3_acer.estimators import correction_weights, truncated_weight
+from tests.numbers import close, normal, uniform
 
 Space = spaces.Space[Any]
 
@@ -53,26 +54,9 @@ every_categorical = pytest.mark.parametrize("space", CATEGORICAL.values(), ids=C
 every_gaussian = pytest.mark.parametrize("space", GAUSSIAN.values(), ids=GAUSSIAN)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> None:
-    th.set_num_threads(1)
-
-
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(0)
-
-
-def close(actual: th.Tensor, expected: th.Tensor, tolerance: float = 1e-10) -> None:
-    th.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
-
-
-def normal(rng: np.random.Generator, *shape: int) -> th.Tensor:
-    return th.from_numpy(rng.standard_normal(shape))
-
-
-def uniform(rng: np.random.Generator, *shape: int) -> th.Tensor:
-    return th.from_numpy(rng.random(shape))
 
 
 def sizes(space: Space) -> list[int]:

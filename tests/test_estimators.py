@@ -21,29 +21,12 @@ from sb3_acer.estimators import (
     trust_region,
 )
 from tests import reference
+from tests.numbers import close, normal, uniform
 from tests.reference import Step
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> None:
-    th.set_num_threads(1)
-
 
 laws = settings(deadline=None, derandomize=True, database=None, max_examples=200)
 seeds = st.integers(0, 2**32 - 1)
 truncation_constants = pytest.mark.parametrize("c", [0.0, 0.5, 1.0, 10.0, 1e9])
-
-
-def close(actual: th.Tensor, expected: th.Tensor, tolerance: float = 1e-10) -> None:
-    th.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
-
-
-def normal(rng: np.random.Generator, *shape: int) -> th.Tensor:
-    return th.from_numpy(rng.standard_normal(shape))
-
-
-def uniform(rng: np.random.Generator, *shape: int) -> th.Tensor:
-    return th.from_numpy(rng.random(shape))
 
 
 class Batch(NamedTuple):

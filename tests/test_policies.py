@@ -54,11 +54,6 @@ sampled_actions = pytest.mark.parametrize("action_space", list(ACTIONS.values())
 shared_or_not = pytest.mark.parametrize("share", [True, False], ids=["one extractor", "two extractors"])
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> None:
-    th.set_num_threads(1)
-
-
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     th.manual_seed(0)

@@ -16,11 +16,6 @@ SHAPES = ((16, 4), (16,), (3, 2, 4, 4), (1,), ())
 DEFAULTS: dict[str, Any] = {"lr": 7e-4, "alpha": 0.99, "eps": 1e-5}
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> None:
-    th.set_num_threads(1)
-
-
 class Pair:
     """The same parameters twice, for SB3's optimiser and for ours, with the same gradients."""
 
