@@ -343,7 +343,8 @@ class DiagonalGaussian(Family):
         self.learn_log_std = learn_log_std
         self.low, self.high, self.dtype = action_space.low, action_space.high, action_space.dtype
         size = int(np.prod(action_space.shape))
-        low, high = (th.as_tensor(bound.reshape(size), dtype=th.float64) for bound in (self.low, self.high))
+        precision = th.float64 if action_space.dtype == np.float64 else th.float32
+        low, high = (th.as_tensor(bound.reshape(size), dtype=precision) for bound in (self.low, self.high))
         bounded = low.isfinite() & high.isfinite() & (low < high)
         centre = th.where(bounded, (low + high) / 2, 0.0)
         self._bounds = (low, high, centre, th.where(bounded, (high - low) / 2, 1.0))
@@ -360,8 +361,9 @@ class DiagonalGaussian(Family):
         return log_densities.sum(-1)
 
     def ratio(self, stats: th.Tensor, behaviour: th.Tensor, actions: th.Tensor) -> th.Tensor:
-        log_ratio = self.log_prob(stats, actions) - self.log_prob(behaviour, actions)
-        return log_ratio.clamp(max=MAX_LOG_RATIO).exp()
+        (mean, std), (mu_mean, mu_std) = stats.chunk(2, -1), behaviour.chunk(2, -1)
+        squares = ((actions - mu_mean) / mu_std).square() - ((actions - mean) / std).square()
+        return (0.5 * squares + (mu_std / std).log()).sum(-1).clamp(max=MAX_LOG_RATIO).exp()
 
     def entropy(self, stats: th.Tensor) -> th.Tensor:
         std = stats.chunk(2, -1)[1]
@@ -401,8 +403,8 @@ class DiagonalGaussian(Family):
         return stats.chunk(2, -1)[0]
 
     def encode(self, actions: th.Tensor) -> th.Tensor:
-        low, high, centre, scale = (bound.to(actions) for bound in self._bounds)
-        return (actions.clamp(low, high) - centre) / scale
+        low, high, centre, scale = (bound.to(actions.device) for bound in self._bounds)
+        return ((actions.clamp(low, high) - centre) / scale).to(actions.dtype)
 
     def to_env(self, actions: np.ndarray) -> np.ndarray:
         clipped: np.ndarray = np.clip(actions.reshape(-1, *self.low.shape), self.low, self.high)

@@ -38,10 +38,10 @@ def off_policy_returns(
     # and the product of 2s of its weights: log2(T) operations on all rows instead of T on single ones.
     weights = discounts[:-1] * continues[:-1] * traces[1:]
     returns = rewards + discounts * next_values
-    returns[:-1] -= weights * q_values[1:]
+    returns[:-1].sub_(weights * q_values[1:])
     stride = 1
     while stride < len(returns):
-        returns[:-stride] += weights * returns[stride:]
+        returns[:-stride].add_(weights * returns[stride:])
         weights = weights[:-stride] * weights[stride:]
         stride *= 2
     return returns

@@ -20,7 +20,7 @@ from stable_baselines3.common.envs import (
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import KVWriter, Logger
 from stable_baselines3.common.utils import ConstantSchedule
-from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNormalize
 
 from sb3_acer import ACER, SequenceReplayBuffer
 from sb3_acer.buffer import SequenceBatch
@@ -290,6 +290,14 @@ def test_one_seed_gives_one_agent_whatever_else_draws_random_numbers() -> None:
     agents = [flat(trained(seed=seed).learn(200, callback)) for seed, callback in ((3, None), (3, Draw()), (4, None))]
     assert th.equal(agents[0], agents[1])
     assert not th.equal(agents[0], agents[2])
+
+
+def test_environments_in_processes_of_their_own_give_the_same_agent() -> None:
+    agents = [
+        flat(small(make_vec_env("CartPole-v1", n_envs=2, seed=0, vec_env_cls=vec_env_cls)).learn(200))
+        for vec_env_cls in (DummyVecEnv, SubprocVecEnv)
+    ]
+    assert th.equal(*agents)
 
 
 def test_save_and_load_restore_all_that_training_uses(tmp_path: Path) -> None:
