@@ -94,9 +94,8 @@ class QHead(nn.Module):
         """
         q: th.Tensor = self.q(latent)
         probabilities = stats.detach()
-        n_steps, n_sequences = actions.shape[:2]
-        steps = (n_steps * n_sequences, (n_steps, n_sequences, -1))
-        q_steps, weights = q[: steps[0]].view(steps[1]), probabilities[: steps[0]].view(steps[1])
+        shape = actions.shape[:2]
+        q_steps, weights = (rows[: shape.numel()].view(*shape, -1) for rows in (q, probabilities))
         return Judgement(
             (probabilities * q.detach()).sum(-1),
             q_steps.gather(-1, actions).squeeze(-1),
@@ -332,6 +331,13 @@ class ACERPolicy(BasePolicy):
         """
         return self._statistics(self.extract_features(observations, self.features_extractor))
 
+    def _features(self, observations: PyTorchObs) -> tuple[th.Tensor, th.Tensor]:
+        """Those of the policy and those of the critic."""
+        features = self.extract_features(observations, self.features_extractor)
+        if self.share_features_extractor:
+            return features, features
+        return features, self.extract_features(observations, self.q_features_extractor)
+
     def _statistics(self, features: th.Tensor) -> th.Tensor:
         return self.family.statistics(self.pi_head(self.pi_net(features)), self.log_std)
 
@@ -366,10 +372,7 @@ class ACERPolicy(BasePolicy):
         """
         n_steps, n_sequences = actions.shape[:2]
         rows = _map(_stack_rows, observations, final_observations)
-        features = self.extract_features(rows, self.features_extractor)
-        q_features = features
-        if not self.share_features_extractor:
-            q_features = self.extract_features(rows, self.q_features_extractor)
+        features, q_features = self._features(rows)
         stats = self._statistics(features)
         judgement: Judgement = self.q_head(self.q_net(q_features), stats, actions, n_samples, rng)
 
@@ -390,10 +393,7 @@ class ACERPolicy(BasePolicy):
         :param obs: ``[N, ...]``
         :return: V(x), ``[N, 1]``
         """
-        features = self.extract_features(obs, self.features_extractor)
-        q_features = features
-        if not self.share_features_extractor:
-            q_features = self.extract_features(obs, self.q_features_extractor)
+        features, q_features = self._features(obs)
         return self.q_head.values(self.q_net(q_features), self._statistics(features)).unsqueeze(-1)
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:
