@@ -56,8 +56,9 @@ class SequenceReplayBuffer(ReplayBuffer):
     :param action_space: action space
     :param device: device that batches are sent to
     :param n_envs: number of environments
-    :param optimize_memory_usage: there for SB3's sake: no observation is stored twice in any case
+    :param optimize_memory_usage: there for SB3's sake: next observations are never stored apart
     :param n_steps: steps of a slot (T)
+    :raises ValueError: if ``buffer_size`` or ``n_steps`` is less than 1
     """
 
     def __init__(
@@ -70,6 +71,9 @@ class SequenceReplayBuffer(ReplayBuffer):
         optimize_memory_usage: bool = False,
         n_steps: int = 20,
     ) -> None:
+        for name, value in (("buffer_size", buffer_size), ("n_steps", n_steps)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value!r}")
         # ReplayBuffer's own constructor would allocate arrays of single transitions.
         BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs)
         self.optimize_memory_usage = optimize_memory_usage
@@ -119,6 +123,7 @@ class SequenceReplayBuffer(ReplayBuffer):
         if not self._rollout:
             self._allocate(action, behaviour)
         rollout, step = self._rollout, self.step
+        done = np.asarray(done, bool)
         for name, rows in _columns(obs):
             rollout[name][step] = rows
         for name, rows in _columns(next_obs):

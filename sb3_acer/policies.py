@@ -212,7 +212,8 @@ class ACERPolicy(BasePolicy):
     :param net_arch: widths of the hidden layers, ``dict(pi=[...], qf=[...])`` or a list for both; by default 64 and
         64, none behind a NatureCNN
     :param activation_fn: activation function
-    :param ortho_init: whether to initialise orthogonally: gain sqrt(2), 0.01 for what the heads put out
+    :param ortho_init: whether to initialise orthogonally: gain sqrt(2), 0.01 for the policy's outputs, 1
+        for the critic's
     :param log_std_init: initial logarithm of the standard deviation of continuous actions, which does not depend on the
         state
     :param learn_log_std: whether it is learnt; the paper fixes it
@@ -290,7 +291,7 @@ class ACERPolicy(BasePolicy):
                 (self.q_net, np.sqrt(2)),
                 (self.pi_head, 0.01),
                 (self.q_head, np.sqrt(2)),
-                *((output, 0.01) for output in self.q_head.outputs),
+                *((output, 1.0) for output in self.q_head.outputs),
             ):
                 module.apply(partial(self.init_weights, gain=gain))
         self.optimizer = self.optimizer_class(

@@ -931,3 +931,12 @@ def test_normalisation_does_without_truncated_steps() -> None:
     assert len(batch.final_steps) == 0
     for env, sequence in enumerate(sequences(batch)):
         assert_same(sequence, normalized(oracle.sequence(oracle.finished - 1, env), norm), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"), [((0, 5), "buffer_size must be at least 1, got 0"), ((5, -2), "n_steps")]
+)
+def test_a_buffer_without_room_is_refused(arguments: tuple[int, int], message: str) -> None:
+    buffer_size, n_steps = arguments
+    with pytest.raises(ValueError, match=message):
+        SequenceReplayBuffer(buffer_size, spaces.Discrete(2), spaces.Discrete(2), n_steps=n_steps)

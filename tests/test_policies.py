@@ -549,16 +549,17 @@ def hidden_layers(policy: ACERPolicy) -> list[nn.Module]:
     return [layer for network in networks for layer in network.modules() if isinstance(layer, (nn.Linear, nn.Conv2d))]
 
 
-def output_layers(policy: ACERPolicy) -> list[nn.Module]:
+def critics_outputs(policy: ACERPolicy) -> list[nn.Module]:
     head = policy.q_head
-    return [policy.pi_head, *([head.q] if isinstance(head, QHead) else [head.value, head.advantage[-1]])]
+    return [head.q] if isinstance(head, QHead) else [head.value, head.advantage[-1]]
 
 
 @pytest.mark.parametrize("observation_space", [VECTOR, IMAGE], ids=["vector", "image"])
 @every_action
 def test_layers_are_initialised_orthogonally(observation_space: Space, action_space: Space) -> None:
     policy = make(observation_space, action_space, ortho_init=True, net_arch=[32, 48], share_features_extractor=False)
-    for layers, gain in ((hidden_layers(policy), 2**0.5), (output_layers(policy), 0.01)):
+    hidden, outputs = hidden_layers(policy), critics_outputs(policy)
+    for layers, gain in ((hidden, 2**0.5), ([policy.pi_head], 0.01), (outputs, 1.0)):
         assert layers
         for layer in layers:
             products = gram(layer)
