@@ -559,7 +559,11 @@ def critics_outputs(policy: ACERPolicy) -> list[nn.Module]:
 def test_layers_are_initialised_orthogonally(observation_space: Space, action_space: Space) -> None:
     policy = make(observation_space, action_space, ortho_init=True, net_arch=[32, 48], share_features_extractor=False)
     hidden, outputs = hidden_layers(policy), critics_outputs(policy)
-    for layers, gain in ((hidden, 2**0.5), ([policy.pi_head], 0.01), (outputs, 1.0)):
+    for layers, gain in (
+        (hidden, 2**0.5),
+        ([policy.pi_head], 0.01),
+        (outputs, 1.0 if policy.family.enumerable else 0.01),
+    ):
         assert layers
         for layer in layers:
             products = gram(layer)
