@@ -583,7 +583,13 @@ def test_the_identity_is_learnt_for_every_action_space(env_class: type[gym.Env[A
 
 def test_cartpole_is_learnt_in_seconds() -> None:
     model = ACER(
-        "MlpPolicy", make_vec_env("CartPole-v1", seed=1), n_steps=32, replay_ratio=8, batch_size=8, seed=1, device="cpu"
+        "MlpPolicy",
+        make_vec_env("CartPole-v1", seed=1),
+        n_steps=32,
+        replay_ratio=8,
+        batch_size=16,
+        seed=1,
+        device="cpu",
     )
     model.learn(15_000)
     env = model.get_env()
