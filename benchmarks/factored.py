@@ -3,7 +3,7 @@ A factored action space: LunarLanderContinuous-v3 with each of its two engines a
 ACER against stable-baselines3's A2C and PPO with rl-zoo's values for LunarLander-v3, over the same steps; the final
 agents are evaluated over 100 episodes.
 
-    python benchmarks/factored.py [--steps 200000] [--seeds 0 1 2] [--trace-root 2]
+    python benchmarks/factored.py [--steps 200000] [--seeds 0 1 2] [--trace-root 1]
 """
 
 import argparse
@@ -113,7 +113,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200_000)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--algorithms", nargs="+", default=list(SETTINGS), choices=list(SETTINGS))
-    parser.add_argument("--trace-root", type=int, default=1, help="d in ACER's traces min(1, rho^(1/d))")
+    parser.add_argument("--trace-root", type=int, default=2, help="d in ACER's traces min(1, rho^(1/d))")
     parser.add_argument("--name", default="factored", help="of the CSV in benchmarks/results")
     options = parser.parse_args()
     th.set_num_threads(1)

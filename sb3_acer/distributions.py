@@ -213,7 +213,7 @@ class Categorical(Family):
     def __init__(self, action_space: spaces.Space[Any], sizes: list[int]) -> None:
         super().__init__(action_space)
         self.n_stats = self.n_outputs = self.n_features = sum(sizes)
-        self.n_components = len(sizes)
+        self.n_components = self.trace_root = len(sizes)
         self.width = max(sizes)
         self.shape, self.dtype = action_space.shape or (), action_space.dtype
         self.start = getattr(action_space, "start", 0)

@@ -562,7 +562,7 @@ def test_each_space_has_its_family(space: Space, family: type[Family]) -> None:
     made = make_family(space)
     assert type(made) is family
     assert made.enumerable == (family is Enumerated)
-    assert made.trace_root == (2 if family is DiagonalGaussian else 1)
+    assert made.trace_root == made.n_components
 
 
 def box_with_nan(bound: str) -> spaces.Box:

@@ -28,7 +28,7 @@ from sb3_acer.__main__ import REQUIRED
 ROOT = Path(zoo.__file__).parents[1]
 HYPERPARAMS: dict[str, dict[str, Any]] = yaml.safe_load(zoo.HYPERPARAMS.read_text())
 # Of each entry that names no environment, one that the zoo takes for it.
-STAND_INS = MappingProxyType({"default": "MountainCarContinuous-v0", "atari": "ALE/Pong-v5"})
+STAND_INS = MappingProxyType({"default": "BipedalWalker-v3", "atari": "ALE/Pong-v5"})
 SHORT_RUN = ("--env", "CartPole-v1", "-n", "600", "--seed", "1", "--num-threads", "1", "-params", "replay_start:100")
 # Python's own way to make an import fail.
 WITHOUT_EXTRAS = "import sys; " + "; ".join(
