@@ -32,7 +32,18 @@ from sb3_acer.estimators import (
     truncated_weight,
     trust_region,
 )
-from sb3_acer.policies import ACERPolicy, CnnPolicy, Evaluation, MlpPolicy, MultiInputPolicy
+from sb3_acer.policies import (
+    ACERPolicy,
+    CnnLnLstmPolicy,
+    CnnLstmPolicy,
+    CnnPolicy,
+    Evaluation,
+    MlpLnLstmPolicy,
+    MlpLstmPolicy,
+    MlpPolicy,
+    MultiInputLstmPolicy,
+    MultiInputPolicy,
+)
 from sb3_acer.rmsprop import RMSpropTF
 from sb3_acer.schedules import make_schedule
 
@@ -82,7 +93,9 @@ class ACER(OffPolicyAlgorithm):
 
     The arguments up to ``n_cpu_tf_sess`` are those of stable-baselines' ACER, in its order and with its defaults.
 
-    :param policy: policy class, or one of the names ``MlpPolicy``, ``CnnPolicy``, ``MultiInputPolicy``
+    :param policy: policy class, or one of the names ``MlpPolicy``, ``CnnPolicy``, ``MultiInputPolicy``, with an LSTM
+        ``MlpLstmPolicy``, ``CnnLstmPolicy``, ``MultiInputLstmPolicy``, layer-normalised ``MlpLnLstmPolicy``,
+        ``CnnLnLstmPolicy``
     :param env: environment, or the name of a registered one (can be None for loading trained models)
     :param gamma: discount factor, in [0, 1]
     :param n_steps: steps of a rollout of each environment, and of a replayed sequence
@@ -113,6 +126,7 @@ class ACER(OffPolicyAlgorithm):
     :param batch_size: sequences of a replayed batch; None for one an environment
     :param n_action_samples: actions sampled in a state, where they cannot be enumerated: for the bias correction, and
         again for the dueling network's mean advantage
+    :param burn_in: first steps of a replayed sequence that only bring a recurrent policy's memory up to date
     :param replay_buffer_class: a subclass of :class:`~sb3_acer.buffer.SequenceReplayBuffer`
     :param replay_buffer_kwargs: its keyword arguments
     :param stats_window_size: episodes that the logged means are taken over
@@ -124,6 +138,11 @@ class ACER(OffPolicyAlgorithm):
         "MlpPolicy": MlpPolicy,
         "CnnPolicy": CnnPolicy,
         "MultiInputPolicy": MultiInputPolicy,
+        "MlpLstmPolicy": MlpLstmPolicy,
+        "CnnLstmPolicy": CnnLstmPolicy,
+        "MultiInputLstmPolicy": MultiInputLstmPolicy,
+        "MlpLnLstmPolicy": MlpLnLstmPolicy,
+        "CnnLnLstmPolicy": CnnLnLstmPolicy,
     }
     policy: ACERPolicy
     average_policy: ACERPolicy
@@ -160,6 +179,7 @@ class ACER(OffPolicyAlgorithm):
         *,
         batch_size: int | None = None,
         n_action_samples: int = 5,
+        burn_in: int = 0,
         replay_buffer_class: type[SequenceReplayBuffer] | None = None,
         replay_buffer_kwargs: dict[str, Any] | None = None,
         stats_window_size: int = 100,
@@ -199,6 +219,8 @@ class ACER(OffPolicyAlgorithm):
         self.delta = delta
         self.full_tensorboard_log = full_tensorboard_log
         self.n_action_samples = n_action_samples
+        self.burn_in = burn_in
+        self._states = np.zeros((0, 0), np.float32)  # what the policy remembers of each environment, [n_envs, W]
         self._rngs = cast(_Generators, None)  # set by set_random_seed
         self._n_rollouts = 0
         self._log_interval: int | None = None
@@ -223,6 +245,11 @@ class ACER(OffPolicyAlgorithm):
             ("in [0, 1]", lambda x: 0 <= x <= 1, ("gamma", "alpha", "rprop_alpha")),
             ("at least 0", lambda x: x >= 0, ("replay_ratio", "replay_start", "q_coef", "ent_coef", "delta")),
             ("at least 0", lambda x: x >= 0, ("correction_term", "rprop_epsilon")),
+            (
+                f"an integer in [0, n_steps={self.n_steps})",
+                lambda x: x == 0 or (_is_count(x) and x < self.n_steps),
+                ("burn_in",),
+            ),
             ("None or at least 0", lambda x: x is None or x >= 0, ("max_grad_norm",)),
         )
         for rule, holds, names in rules:
@@ -248,8 +275,9 @@ class ACER(OffPolicyAlgorithm):
 
     def _take_env(self, env: VecEnv, policy: str | type[ACERPolicy]) -> None:
         make_family(env.action_space)  # raises for what is not supported
-        if policy in ("MlpPolicy", "CnnPolicy") and isinstance(env.observation_space, spaces.Dict):
-            raise ValueError(f"policy must be 'MultiInputPolicy' for Dict observations, got {policy!r}")
+        if isinstance(env.observation_space, spaces.Dict) and str(policy).startswith(("Mlp", "Cnn")):
+            fitting = "MultiInputLstmPolicy" if "Lstm" in str(policy) else "MultiInputPolicy"
+            raise ValueError(f"policy must be {fitting!r} for Dict observations, got {policy!r}")
         self.env = env
         self.n_envs = env.num_envs
         self.observation_space = env.observation_space
@@ -270,6 +298,8 @@ class ACER(OffPolicyAlgorithm):
         self.policy = self.policy_class(
             self.observation_space, self.action_space, self.lr_schedule, **policy_kwargs
         ).to(self.device)  # type: ignore[assignment]
+        if self.burn_in and not self.policy.state_size:
+            raise ValueError(f"burn_in must be 0 for a policy without memory, got {self.burn_in!r}")
         self.average_policy = deepcopy(self.policy).requires_grad_(False)
         self.average_policy.set_training_mode(False)
         del self.average_policy.optimizer
@@ -345,6 +375,25 @@ class ACER(OffPolicyAlgorithm):
             model.set_random_seed(kwargs["seed"])
         return model
 
+    def predict(
+        self,
+        observation: np.ndarray | dict[str, np.ndarray],
+        state: Any = None,
+        episode_start: np.ndarray | None = None,
+        deterministic: bool = False,
+        *,
+        mask: np.ndarray | None = None,
+    ) -> tuple[np.ndarray, Any]:
+        """
+        Actions for observations, see :meth:`ACERPolicy.predict`.
+
+        :param mask: stable-baselines' name of ``episode_start``
+        :raises ValueError: also if both are given
+        """
+        if mask is not None and episode_start is not None:
+            raise ValueError("mask is another name of episode_start: one of them must be None, got both")
+        return self.policy.predict(observation, state, episode_start if mask is None else mask, deterministic)
+
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         return ["policy", "policy.optimizer", "average_policy"], []
 
@@ -385,6 +434,7 @@ class ACER(OffPolicyAlgorithm):
         prepared = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
         if resets:
             self.replay_buffer.end_episodes()
+            self._states = self.policy.initial_states(self.n_envs)
             self._require_finite("observation", self._last_obs)
         self._warn_of_no_replay()
         return prepared
@@ -419,9 +469,10 @@ class ACER(OffPolicyAlgorithm):
         :return: actions for the environments, and the same as the policy sampled them
         """
         family = self.policy.family
+        observations = obs_as_tensor(self._last_obs, self.device)  # type: ignore[arg-type]
         with th.inference_mode():
-            stats = self.policy(obs_as_tensor(self._last_obs, self.device))  # type: ignore[arg-type]
-        self._behaviour = stats.cpu().numpy()
+            stats, states = self.policy(observations, th.from_numpy(self._states).to(self.device))
+        self._behaviour, self._states_after = stats.cpu().numpy(), states.cpu().numpy()
         actions = family.act(self._behaviour, self._rngs.actions.random((n_envs, family.n_components)))
         return family.to_env(actions), actions
 
@@ -454,8 +505,11 @@ class ACER(OffPolicyAlgorithm):
         self._require_finite("reward", reward)
         self._require_finite("observation", next_obs)
         assert obs is not None
-        self.replay_buffer.add(obs, next_obs, buffer_action, reward, dones, infos, behaviour=self._behaviour)
-        self._last_obs = new_obs
+        self.replay_buffer.add(
+            obs, next_obs, buffer_action, reward, dones, infos, behaviour=self._behaviour, states=self._states
+        )
+        self._last_obs, self._states = new_obs, self._states_after
+        self._states[dones] = 0
 
     def _require_finite(self, name: str, values: NumpyObs | None) -> None:
         """Nothing that is not finite gets into the buffer or a network; the next `learn` resets the environments."""
@@ -482,7 +536,7 @@ class ACER(OffPolicyAlgorithm):
         if buffer.size() >= self.replay_start:
             for _ in range(self._rngs.schedule.poisson(self.replay_ratio)):
                 batch = buffer.sample(batch_size or self.n_envs, normalize, self._rngs.replay)
-                updates.append(self.update(batch))
+                updates.append(self.update(self._warm_up(batch)))
         self._n_updates += len(updates)
         self._n_rollouts += 1
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
@@ -495,6 +549,12 @@ class ACER(OffPolicyAlgorithm):
                 self._record_histograms(updates[0])
             if self._log_interval is not None:
                 self.dump_logs()
+
+    def _warm_up(self, batch: SequenceBatch) -> SequenceBatch:
+        if not self.burn_in:
+            return batch
+        states = self.policy.warm_up(batch.observations, batch.states, batch.ends[: self.burn_in])
+        return batch.after(self.burn_in, states)
 
     def _record_histograms(self, update: Update) -> None:
         histograms = {
@@ -514,17 +574,20 @@ class ACER(OffPolicyAlgorithm):
         :raises ValueError: if a gradient is NaN or infinite; nothing has changed then
         """
         policy, family, c = self.policy, self.policy.family, self.correction_term
+        ends = batch.ends
 
         # Evaluate: one pass of policy and critic over all rows, one of the average policy.
         evaluation = policy.evaluate(
             batch.observations,
             batch.actions,
+            batch.states,
+            ends,
             batch.final_observations,
             batch.final_steps,
             self.n_action_samples,
             self._rngs.candidates,
         )
-        average = self.average_policy.statistics(batch.observations)
+        average = self.average_policy.statistics(batch.observations, batch.states, ends)
 
         stats, values, q_values = (
             tensor.detach() for tensor in (evaluation.stats, evaluation.values, evaluation.q_values)
@@ -534,7 +597,7 @@ class ACER(OffPolicyAlgorithm):
 
         # Targets: Retrace for the critic; Q^opc for the policy where its actions are sampled.
         discounts = self.gamma * ~batch.terminated
-        continues = ~(batch.terminated | batch.truncated)
+        continues = ~ends
         traces = ratio.pow(1 / family.trace_root).clamp(max=1)
         steps = (batch.rewards, discounts, evaluation.next_values, q_values)
         q_ret = off_policy_returns(*steps, traces, continues)

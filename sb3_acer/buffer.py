@@ -37,8 +37,41 @@ class SequenceBatch(NamedTuple):
     """what followed the truncated steps, ``[F, ...]``"""
     final_steps: th.Tensor
     """which steps those are, as t * B + b, ``[F]``"""
+    states: th.Tensor
+    """what the policy that acted remembered before the first step, ``[B, W]``"""
     envs: np.ndarray
     """the environment that each sequence is from, ``[B]``"""
+
+    @property
+    def ends(self) -> th.Tensor:
+        """whether an episode ended at the step, in whatever way, bool, ``[T, B]``"""
+        return self.terminated | self.truncated
+
+    def after(self, n_steps: int, states: th.Tensor) -> "SequenceBatch":
+        """
+        The same sequences without their first steps.
+
+        :param n_steps: how many steps to leave out
+        :param states: what is remembered after them, ``[B, W]``
+        """
+        observations = self.observations
+        first_row = n_steps * len(self.envs)
+        kept = self.final_steps >= first_row
+        finals = self.final_observations
+        return SequenceBatch(
+            {key: rows[n_steps:] for key, rows in observations.items()}
+            if isinstance(observations, dict)
+            else observations[n_steps:],
+            self.actions[n_steps:],
+            self.behaviour[n_steps:],
+            self.rewards[n_steps:],
+            self.terminated[n_steps:],
+            self.truncated[n_steps:],
+            {key: rows[kept] for key, rows in finals.items()} if isinstance(finals, dict) else finals[kept],
+            self.final_steps[kept] - first_row,
+            states,
+            self.envs,
+        )
 
 
 class SequenceReplayBuffer(ReplayBuffer):
@@ -48,7 +81,8 @@ class SequenceReplayBuffer(ReplayBuffer):
 
     Slots follow one another in one ring of rows, so a slot's border row (the observations after its last step) is its
     successor's first row. The rollout under way is kept apart until it is finished. Final observations of truncated
-    steps are rare and live in a table of their own. Memory is allocated when the first step is added.
+    steps are rare and live in a table of their own. What a recurrent policy remembered is kept of each slot's first
+    step. Memory is allocated when the first step is added.
 
     :param buffer_size: steps of the vectorised environment to keep, at least one slot; transitions are that many times
         ``n_envs``
@@ -89,6 +123,7 @@ class SequenceReplayBuffer(ReplayBuffer):
         self.step = 0  # steps of the rollout under way
         self._rollout: dict[str, np.ndarray] = {}  # under way, [n_steps (+ 1 for observations), n_envs, ...]
         self._rows: dict[str, th.Tensor] = {}  # the ring, [(n_slots + 1) * n_steps, n_envs, ...]
+        self._states = th.zeros(0)  # before each slot's first step, [n_slots + 1, n_envs, W]
         self._finals: dict[str, th.Tensor] = {}  # final observations of truncated steps, [places, ...]
         self._free_places: list[int] = []
 
@@ -108,6 +143,7 @@ class SequenceReplayBuffer(ReplayBuffer):
         infos: list[dict[str, Any]],
         *,
         behaviour: np.ndarray,
+        states: np.ndarray | None = None,
     ) -> None:
         """
         Add one step of all environments.
@@ -119,10 +155,14 @@ class SequenceReplayBuffer(ReplayBuffer):
         :param done: whether the episode ended, ``[n_envs]``
         :param infos: ``TimeLimit.truncated`` in them says that the end is no terminal state
         :param behaviour: statistics of the distribution that acted, ``[n_envs, P]``
+        :param states: what the policy that acted remembered before, ``[n_envs, W]``; None if it has no memory
         """
+        states = np.zeros((self.n_envs, 0), np.float32) if states is None else states
         if not self._rollout:
-            self._allocate(action, behaviour)
+            self._allocate(action, behaviour, states)
         rollout, step = self._rollout, self.step
+        if step == 0:
+            self._states[self.pos] = th.from_numpy(states)
         done = np.asarray(done, bool)
         for name, rows in _columns(obs):
             rollout[name][step] = rows
@@ -210,9 +250,10 @@ class SequenceReplayBuffer(ReplayBuffer):
                 (batch.terminated | batch.truncated)[step].numpy(),
                 [{"TimeLimit.truncated": cut} for cut in batch.truncated[step].tolist()],
                 behaviour=batch.behaviour[step].numpy(),
+                states=batch.states.numpy(),
             )
 
-    def _allocate(self, action: np.ndarray, behaviour: np.ndarray) -> None:
+    def _allocate(self, action: np.ndarray, behaviour: np.ndarray, states: np.ndarray) -> None:
         parts = (
             self.observation_space.spaces if isinstance(self.observation_space, spaces.Dict) else self.observation_space
         )
@@ -244,6 +285,7 @@ class SequenceReplayBuffer(ReplayBuffer):
             self._rollout[name] = np.zeros((n_steps, self.n_envs, *shape), dtype)
             self._rows[name] = th.from_numpy(np.zeros((n_rows, self.n_envs, *shape), dtype))
         self._rows["final_place"].fill_(-1)
+        self._states = th.zeros((self.n_slots + 1, *states.shape))
         self._finals = {name: self._rows[name].new_zeros((0, *shape)) for name, (shape, _) in observations.items()}
 
     def _truncate(self, columns: dict[str, np.ndarray], row: int, border: int, envs: np.ndarray) -> None:
@@ -286,6 +328,7 @@ class SequenceReplayBuffer(ReplayBuffer):
         n_rows = len(self._rows["rewards"])
         rows = (slots * self.n_steps + np.arange(self.n_steps + 1)[:, np.newaxis]) % n_rows
         places = th.from_numpy(rows * self.n_envs + envs)
+        slot_places = th.from_numpy(slots % (self.n_slots + 1) * self.n_envs + envs)
         steps, last = places.flatten(), len(envs)
         taken = {}
         for name, column in self._rows.items():
@@ -306,6 +349,7 @@ class SequenceReplayBuffer(ReplayBuffer):
             taken["truncated"].to(device),
             self._to_observations(finals, env, device),
             final_steps.to(device),
+            self._states.flatten(0, 1).index_select(0, slot_places).to(device),
             envs,
         )
 

@@ -23,6 +23,7 @@ from torch import nn
 
 from sb3_acer.distributions import Family, make_family
 from sb3_acer.estimators import dueling
+from sb3_acer.recurrent import LSTM, LayerNormLSTM, Recurrent, Segments, make_segments
 from sb3_acer.rmsprop import RMSpropTF
 
 
@@ -222,10 +223,17 @@ class ACERPolicy(BasePolicy):
     :param features_extractor_class: features extractor
     :param features_extractor_kwargs: its keyword arguments
     :param share_features_extractor: whether the policy and the critic use one features extractor
+    :param lstm_class: what remembers, between features and hidden layers; None for a feed-forward policy
+    :param lstm_hidden_size: width of an LSTM's output
+    :param n_lstm_layers: number of its layers
+    :param shared_lstm: whether the critic uses the policy's LSTM, which both then train
+    :param enable_critic_lstm: whether the critic has an LSTM of its own; with neither it sees the features alone
+    :param lstm_kwargs: further arguments of ``lstm_class``: ``bias`` and ``dropout`` of :class:`LSTM`
     :param normalize_images: whether to divide images by 255
     :param optimizer_class: optimiser
     :param optimizer_kwargs: its keyword arguments, without the learning rate
-    :raises ValueError: for a ``net_arch`` of another form, and for an action space that is not supported
+    :raises ValueError: for a ``net_arch`` of another form, for options of an LSTM that contradict each other, and for
+        an action space that is not supported
     """
 
     def __init__(
@@ -241,6 +249,12 @@ class ACERPolicy(BasePolicy):
         features_extractor_class: type[BaseFeaturesExtractor] = FlattenExtractor,
         features_extractor_kwargs: dict[str, Any] | None = None,
         share_features_extractor: bool = True,
+        lstm_class: type[Recurrent] | None = None,
+        lstm_hidden_size: int = 256,
+        n_lstm_layers: int = 1,
+        shared_lstm: bool = False,
+        enable_critic_lstm: bool = True,
+        lstm_kwargs: dict[str, Any] | None = None,
         normalize_images: bool = True,
         optimizer_class: type[th.optim.Optimizer] = RMSpropTF,
         optimizer_kwargs: dict[str, Any] | None = None,
@@ -262,6 +276,15 @@ class ACERPolicy(BasePolicy):
         self.log_std_init = log_std_init
         self.learn_log_std = learn_log_std
         self.share_features_extractor = share_features_extractor
+        self.lstm_class = lstm_class
+        self.lstm_options: dict[str, Any] = {
+            "lstm_hidden_size": lstm_hidden_size,
+            "n_lstm_layers": n_lstm_layers,
+            "shared_lstm": shared_lstm,
+            "enable_critic_lstm": enable_critic_lstm,
+            "lstm_kwargs": lstm_kwargs,
+        }
+        self._check_lstm_options()
         self.family = make_family(action_space, learn_log_std)
 
         self._is_vector = (
@@ -273,15 +296,24 @@ class ACERPolicy(BasePolicy):
         self.q_features_extractor = (
             self.features_extractor if share_features_extractor else self.make_features_extractor()
         )
+        pi_dim = q_dim = self.features_extractor.features_dim
+        self.pi_lstm: Recurrent | None = None
+        self.q_lstm: Recurrent | None = None
+        if lstm_class is not None:
+            self.pi_lstm = self._make_lstm(pi_dim)
+            self.q_lstm = self.pi_lstm if shared_lstm else self._make_lstm(q_dim) if enable_critic_lstm else None
+            pi_dim = lstm_hidden_size
+            q_dim = q_dim if self.q_lstm is None else lstm_hidden_size
+        lstms = dict.fromkeys(lstm for lstm in (self.pi_lstm, self.q_lstm) if lstm is not None)
+        self.state_size = sum(lstm.state_size for lstm in lstms)
         pi_arch, q_arch = _split_net_arch(net_arch)
-        features_dim = self.features_extractor.features_dim
-        self.pi_net = MLP(features_dim, pi_arch, activation_fn)
-        self.q_net = MLP(features_dim, q_arch, activation_fn)
-        self.pi_head = nn.Linear((pi_arch or [features_dim])[-1], self.family.n_outputs)
+        self.pi_net = MLP(pi_dim, pi_arch, activation_fn)
+        self.q_net = MLP(q_dim, q_arch, activation_fn)
+        self.pi_head = nn.Linear((pi_arch or [pi_dim])[-1], self.family.n_outputs)
         self.log_std = None
         if self.family.n_log_std:
             self.log_std = nn.Parameter(th.full((self.family.n_log_std,), log_std_init), requires_grad=learn_log_std)
-        latent_dim = (q_arch or [features_dim])[-1]
+        latent_dim = (q_arch or [q_dim])[-1]
         self.q_head: QHead | DuelingHead = (
             QHead(self.family, latent_dim) if self.family.enumerable else DuelingHead(self.family, latent_dim)
         )
@@ -296,6 +328,8 @@ class ACERPolicy(BasePolicy):
                 *((output, self.q_head.output_gain) for output in self.q_head.outputs),
             ):
                 module.apply(partial(self.init_weights, gain=gain))
+            for lstm in lstms:
+                lstm.orthogonal_()
         self.optimizer = self.optimizer_class(
             self.parameters(),
             lr=lr_schedule(1),
@@ -304,6 +338,27 @@ class ACERPolicy(BasePolicy):
         # Walking the modules for them takes as long as a layer does.
         self.weights = list(self.parameters())
         self.running_means = list(self.buffers())
+
+    def _check_lstm_options(self) -> None:
+        options = self.lstm_options
+        if self.lstm_class is None and list(options.values()) != [256, 1, False, True, None]:
+            raise ValueError(f"{type(self).__name__} has no LSTM: lstm_class must be set, got None with {options!r}")
+        for name in ("lstm_hidden_size", "n_lstm_layers"):
+            if options[name] < 1:
+                raise ValueError(f"{name} must be at least 1, got {options[name]!r}")
+        if options["shared_lstm"] and options["enable_critic_lstm"]:
+            raise ValueError("enable_critic_lstm must be False where shared_lstm is True, got True for both")
+        if options["shared_lstm"] and not self.share_features_extractor:
+            raise ValueError("share_features_extractor must be True where shared_lstm is True, got False")
+
+    def _make_lstm(self, input_size: int) -> Recurrent:
+        assert self.lstm_class is not None
+        sizes = (input_size, self.lstm_options["lstm_hidden_size"], self.lstm_options["n_lstm_layers"])
+        try:
+            return self.lstm_class(*sizes, **(self.lstm_options["lstm_kwargs"] or {}))
+        except TypeError as error:
+            kwargs = self.lstm_options["lstm_kwargs"]
+            raise ValueError(f"lstm_kwargs must be arguments of {self.lstm_class.__name__}, got {kwargs!r}") from error
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         return {
@@ -317,6 +372,8 @@ class ACERPolicy(BasePolicy):
             "features_extractor_class": self.features_extractor_class,
             "features_extractor_kwargs": self.features_extractor_kwargs,
             "share_features_extractor": self.share_features_extractor,
+            "lstm_class": self.lstm_class,
+            **self.lstm_options,
             "optimizer_class": self.optimizer_class,
             "optimizer_kwargs": self.optimizer_kwargs,
         }
@@ -327,12 +384,18 @@ class ACERPolicy(BasePolicy):
             return obs.float()
         return super().extract_features(obs, features_extractor)
 
-    def forward(self, observations: PyTorchObs) -> th.Tensor:
+    def forward(self, observations: PyTorchObs, states: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
         """
+        One step.
+
         :param observations: ``[N, ...]``, a dict of such for a Dict space
-        :return: statistics of pi(.|x), ``[N, P]``
+        :param states: what the policy remembers, 0 where an episode begins, ``[N, W]`` with W = ``state_size``
+        :return: statistics of pi(.|x), ``[N, P]``, and the states after, ``[N, W]``
         """
-        return self._statistics(self.extract_features(observations, self.features_extractor))
+        if self.pi_lstm is None:
+            return self._statistics(self.extract_features(observations, self.features_extractor)), states
+        latent, _, states = self._remember(*self._features(observations), states)
+        return self._statistics(latent), states
 
     def _features(self, observations: PyTorchObs) -> tuple[th.Tensor, th.Tensor]:
         """Those of the policy and those of the critic."""
@@ -341,23 +404,57 @@ class ACERPolicy(BasePolicy):
             return features, features
         return features, self.extract_features(observations, self.q_features_extractor)
 
-    def _statistics(self, features: th.Tensor) -> th.Tensor:
-        return self.family.statistics(self.pi_head(self.pi_net(features)), self.log_std)
+    def _remember(
+        self, features: th.Tensor, q_features: th.Tensor, states: th.Tensor, segments: Segments | None = None
+    ) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
+        """Features of policy and critic with what they remember, and the states after; see :class:`Recurrent`."""
+        if self.pi_lstm is None:
+            return features, q_features, states
+        pi_states, q_states = states.tensor_split((self.pi_lstm.state_size,), -1)
+        features, pi_states = self.pi_lstm(features, pi_states, segments)
+        if self.q_lstm is self.pi_lstm:
+            q_features = features
+        elif self.q_lstm is not None:
+            q_features, q_states = self.q_lstm(q_features, q_states, segments)
+        return features, q_features, th.cat((pi_states, q_states), -1)
 
-    def statistics(self, observations: PyTorchObs) -> th.Tensor:
+    def _statistics(self, latent: th.Tensor) -> th.Tensor:
+        return self.family.statistics(self.pi_head(self.pi_net(latent)), self.log_std)
+
+    def _segments(self, ends: th.Tensor, final_steps: th.Tensor | None = None) -> Segments | None:
+        return None if self.pi_lstm is None else make_segments(ends, final_steps)
+
+    def statistics(self, observations: PyTorchObs, states: th.Tensor, ends: th.Tensor) -> th.Tensor:
         """
         :param observations: ``[T + 1, B, ...]``
+        :param states: what was remembered before each sequence, ``[B, W]``
+        :param ends: whether an episode ended at the step, bool, ``[T, B]``
         :return: statistics of pi(.|x_t), without gradients, ``[T, B, P]``
         """
         with th.no_grad():
-            stats: th.Tensor = self(_map(lambda rows: rows[:-1].flatten(0, 1), observations))
-        some_rows = next(iter(observations.values())) if isinstance(observations, dict) else observations
-        return stats.view(-1, some_rows.shape[1], self.family.n_stats)
+            rows = _map(lambda rows: rows[:-1].flatten(0, 1), observations)
+            latent, _, _ = self._remember(*self._features(rows), states, self._segments(ends[:-1]))
+            stats = self._statistics(latent)
+        return stats.view(*ends.shape, self.family.n_stats)
+
+    def warm_up(self, observations: PyTorchObs, states: th.Tensor, ends: th.Tensor) -> th.Tensor:
+        """
+        :param observations: ``[T, B, ...]`` or more rows, of which the first T are read
+        :param states: what was remembered before each sequence, ``[B, W]``
+        :param ends: whether an episode ended at the step, bool, ``[T, B]``
+        :return: what this policy remembers after T steps, without gradients, ``[B, W]``
+        """
+        with th.no_grad():
+            rows = _map(lambda rows: rows[: len(ends)].flatten(0, 1), observations)
+            _, _, states = self._remember(*self._features(rows), states, self._segments(ends[:-1]))
+        return states * ~ends[-1:].T
 
     def evaluate(
         self,
         observations: PyTorchObs,
         actions: th.Tensor,
+        states: th.Tensor,
+        ends: th.Tensor,
         final_observations: PyTorchObs,
         final_steps: th.Tensor,
         n_samples: int,
@@ -368,6 +465,8 @@ class ACERPolicy(BasePolicy):
 
         :param observations: ``[T + 1, B, ...]``
         :param actions: the actions taken, ``[T, B, D]``
+        :param states: what was remembered before each sequence, ``[B, W]``
+        :param ends: whether an episode ended at the step, bool, ``[T, B]``
         :param final_observations: what followed the steps that a time limit cut, ``[F, ...]``
         :param final_steps: which steps those are, as t * B + b, ``[F]``
         :param n_samples: actions to sample in each state where they cannot be enumerated (K)
@@ -375,9 +474,9 @@ class ACERPolicy(BasePolicy):
         """
         n_steps, n_sequences = actions.shape[:2]
         rows = _map(_stack_rows, observations, final_observations)
-        features, q_features = self._features(rows)
-        stats = self._statistics(features)
-        judgement: Judgement = self.q_head(self.q_net(q_features), stats, actions, n_samples, rng)
+        latent, q_latent, _ = self._remember(*self._features(rows), states, self._segments(ends, final_steps))
+        stats = self._statistics(latent)
+        judgement: Judgement = self.q_head(self.q_net(q_latent), stats, actions, n_samples, rng)
 
         n_rows = n_steps * n_sequences
         values = judgement.values.detach()
@@ -391,23 +490,79 @@ class ACERPolicy(BasePolicy):
             *judgement[1:],
         )
 
-    def predict_values(self, obs: PyTorchObs) -> th.Tensor:
+    def predict_values(self, obs: PyTorchObs, states: th.Tensor) -> th.Tensor:
         """
         :param obs: ``[N, ...]``
+        :param states: what the policy remembers, ``[N, W]``
         :return: V(x), ``[N, 1]``
         """
-        features, q_features = self._features(obs)
-        return self.q_head.values(self.q_net(q_features), self._statistics(features)).unsqueeze(-1)
+        latent, q_latent, _ = self._remember(*self._features(obs), states)
+        return self.q_head.values(self.q_net(q_latent), self._statistics(latent)).unsqueeze(-1)
+
+    def initial_states(self, n_envs: int) -> np.ndarray:
+        """
+        :param n_envs: number of environments
+        :return: what is remembered where episodes begin: nothing, ``[n_envs, W]``
+        """
+        return np.zeros((n_envs, self.state_size), np.float32)
+
+    def predict(
+        self,
+        observation: np.ndarray | dict[str, np.ndarray],
+        state: Any = None,
+        episode_start: np.ndarray | None = None,
+        deterministic: bool = False,
+    ) -> tuple[np.ndarray, Any]:
+        """
+        Actions for observations.
+
+        :param observation: of one environment, or of N
+        :param state: what the last call returned; None at first
+        :param episode_start: where an episode begins and nothing is remembered, bool, ``[N]``
+        :param deterministic: the most likely actions (of each factor) instead of sampled ones
+        :return: actions, and what is remembered after, ``[N, W]``; a feed-forward policy returns the state it was given
+        :raises ValueError: for a state or an ``episode_start`` of another shape
+        """
+        self.set_training_mode(False)
+        if isinstance(observation, tuple):
+            raise ValueError(f"observation must be an array or a dict of arrays, got the tuple {observation!r}")
+        observations, vectorized = self.obs_to_tensor(observation)
+        some_rows = next(iter(observations.values())) if isinstance(observations, dict) else observations
+        states = self._before(state, episode_start, len(some_rows))
+        with th.no_grad():
+            actions, states = self._act(observations, states, deterministic)
+        env_actions = self.family.to_env(actions.cpu().numpy())
+        if self.state_size:
+            state = states.cpu().numpy()
+        return env_actions if vectorized else env_actions.squeeze(axis=0), state
+
+    def _before(self, state: Any, episode_start: Any, n_envs: int) -> th.Tensor:
+        """What :meth:`predict` remembers before it acts, ``[N, W]``."""
+        states = self.initial_states(n_envs)
+        if self.state_size and state is not None:
+            if np.shape(state) != states.shape:
+                raise ValueError(f"state must be of shape {states.shape}, got {np.shape(state)}")
+            states[:] = state
+        if episode_start is not None:
+            starts = np.atleast_1d(np.asarray(episode_start, bool))
+            if starts.shape != (n_envs,):
+                raise ValueError(f"episode_start must be of shape {(n_envs,)}, got {starts.shape}")
+            states[starts] = 0
+        return th.from_numpy(states).to(self.device)
+
+    def _act(self, observations: PyTorchObs, states: th.Tensor, deterministic: bool) -> tuple[th.Tensor, th.Tensor]:
+        stats, states = self(observations, states)
+        if deterministic:
+            return self.family.mode(stats), states
+        # From torch's global generator, as every policy of SB3 predicts; training has generators of its own.
+        uniforms = th.rand((len(stats), self.family.n_components), dtype=th.float64, device=stats.device)
+        return self.family.sample(stats, uniforms), states
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:
-        stats = self(observation)
-        if deterministic:
-            actions = self.family.mode(stats)
-        else:
-            # From torch's global generator, as every policy of SB3 predicts; training has generators of its own.
-            uniforms = th.rand((len(stats), self.family.n_components), dtype=th.float64, device=stats.device)
-            actions = self.family.sample(stats, uniforms)
-        return th.as_tensor(self.family.to_env(actions.cpu().numpy()))
+        # SB3's place for what one step takes, which has none for a state: nothing is remembered.
+        some_rows = next(iter(observation.values())) if isinstance(observation, dict) else observation
+        states = th.zeros((len(some_rows), self.state_size), device=some_rows.device)
+        return th.as_tensor(self.family.to_env(self._act(observation, states, deterministic)[0].cpu().numpy()))
 
 
 def _map(function: Callable[..., th.Tensor], *observations: PyTorchObs) -> PyTorchObs:
@@ -440,3 +595,38 @@ class MultiInputPolicy(ACERPolicy):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"features_extractor_class": CombinedExtractor, **kwargs})
+
+
+class MlpLstmPolicy(ACERPolicy):
+    """Vectors: an LSTM each for the policy and the critic, then two networks of 64 and 64 tanh units."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"lstm_class": LSTM, **kwargs})
+
+
+class CnnLstmPolicy(CnnPolicy):
+    """Images: one NatureCNN, then an LSTM each for the policy and the critic."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"lstm_class": LSTM, **kwargs})
+
+
+class MultiInputLstmPolicy(MultiInputPolicy):
+    """Dict observations: :class:`MultiInputPolicy` with an LSTM each for the policy and the critic."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"lstm_class": LSTM, **kwargs})
+
+
+class MlpLnLstmPolicy(ACERPolicy):
+    """:class:`MlpLstmPolicy`, layer-normalised."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"lstm_class": LayerNormLSTM, **kwargs})
+
+
+class CnnLnLstmPolicy(CnnPolicy):
+    """:class:`CnnLstmPolicy`, layer-normalised."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"lstm_class": LayerNormLSTM, **kwargs})

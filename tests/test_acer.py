@@ -77,6 +77,7 @@ def test_a_batch_of_copies_gives_the_gradient_of_one() -> None:
         truncated=th.cat([batch.truncated] * 4, 1),
         final_observations=batch.final_observations,
         final_steps=batch.final_steps,
+        states=th.cat([batch.states] * 4),
         envs=np.tile(batch.envs, 4),
     )
     assert not len(batch.final_steps)
@@ -111,7 +112,7 @@ def test_the_entropy_bonus_acts_with_and_without_the_trust_region(trust_region: 
         with th.no_grad():
             model.policy.pi_head.bias.add_(th.tensor([2.0, 1.0, 0.0, -1.0]))
         model.learn(500)
-        stats = model.policy(th.ones(1, 1))
+        stats, _ = model.policy(th.ones(1, 1), th.zeros(1, 0))
         entropies.append(model.policy.family.entropy(stats).item())
     assert entropies[1] > entropies[0] + 0.1
 
@@ -153,7 +154,7 @@ def test_a_time_limit_is_no_terminal_state(terminates: bool, value: float) -> No
     model = small(env, gamma=0.9, learning_rate=1e-2, lr_schedule="constant", replay_start=20)
     model.learn(3000)
     # the state is the same at all ten steps: with terminal states its value is at most that of the first step
-    reached = model.policy.predict_values(th.ones(1, 1)).item()
+    reached = model.policy.predict_values(th.ones(1, 1), th.zeros(1, 0)).item()
     assert reached == pytest.approx(10.0, abs=0.5) if not terminates else reached < value
 
 

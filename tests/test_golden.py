@@ -140,6 +140,7 @@ def golden_batch(case: Arrays) -> SequenceBatch:
         truncated=th.zeros_like(dones),
         final_observations=th.zeros(0, case["in/obs"].shape[-1]),
         final_steps=th.zeros(0, dtype=th.int64),
+        states=th.zeros(dones.shape[1], 0),
         envs=np.arange(dones.shape[1]),
     )
 

@@ -100,6 +100,8 @@ class Sequences(NamedTuple):
 
     observations: Obs
     actions: th.Tensor
+    states: th.Tensor
+    ends: th.Tensor
     final_observations: Obs
     final_steps: th.Tensor
 
@@ -111,13 +113,28 @@ def sequences(policy: ACERPolicy, n_steps: int = 4, n_sequences: int = 3) -> Seq
     rng = np.random.default_rng(0)
     uniforms = th.from_numpy(rng.random((n_steps * n_sequences, policy.family.n_components)))
     with th.no_grad():
-        actions = policy.family.sample(policy(pick(every, slice(n_steps * n_sequences))), uniforms)
+        actions = policy.family.sample(stats_of(policy, pick(every, slice(n_steps * n_sequences))), uniforms)
+    ends = th.zeros(n_steps, n_sequences, dtype=th.bool)
+    cut = th.tensor([min(1, n_steps - 1), n_steps * n_sequences - 1])
+    ends.view(-1)[cut] = True
     return Sequences(
         fold(pick(every, slice(n_rows)), n_steps + 1, n_sequences),
         actions.view(n_steps, n_sequences, -1),
+        th.zeros(n_sequences, policy.state_size),
+        ends,
         pick(every, slice(n_rows, None)),
-        th.tensor([1, n_steps * n_sequences - 1]),
+        cut,
     )
+
+
+def stats_of(policy: ACERPolicy, rows: Obs) -> th.Tensor:
+    """Where nothing is remembered."""
+    return policy(rows, nothing(policy, rows))[0]
+
+
+def nothing(policy: ACERPolicy, rows: Obs) -> th.Tensor:
+    some = next(iter(rows.values())) if isinstance(rows, dict) else rows
+    return th.zeros(len(some), policy.state_size)
 
 
 def evaluate(policy: ACERPolicy, given: Sequences, n_samples: int = 3, seed: int = 0) -> Evaluation:
@@ -144,6 +161,8 @@ def test_one_pass_over_all_rows_equals_one_for_each_row(observation_space: Space
         row = Sequences(
             pick(given.observations, slice(t, t + 2), slice(b, b + 1)),
             given.actions[t : t + 1, b : b + 1],
+            given.states[b : b + 1],
+            given.ends[t : t + 1, b : b + 1],
             pick(given.final_observations, cut),
             th.zeros(int(cut.sum()), dtype=th.int64),
         )
@@ -162,8 +181,10 @@ def test_next_values_are_those_of_the_true_successors(action_space: Space, share
     given = sequences(policy)
     next_values = evaluate(policy, given).next_values
     assert isinstance(given.observations, th.Tensor)
-    expected = th.stack([policy.predict_values(row).squeeze(-1) for row in given.observations[1:]])
-    final_values = policy.predict_values(given.final_observations).squeeze(-1)
+    expected = th.stack([policy.predict_values(row, given.states).squeeze(-1) for row in given.observations[1:]])
+    final_values = policy.predict_values(given.final_observations, nothing(policy, given.final_observations)).squeeze(
+        -1
+    )
     for step, value in zip(given.final_steps.tolist(), final_values, strict=True):
         assert (expected.view(-1)[step] - value).abs() > 1e-3
         expected.view(-1)[step] = value
@@ -205,6 +226,8 @@ def test_the_mean_q_of_sampled_actions_is_the_value_of_the_state(action_space: S
     given = Sequences(
         observations.unsqueeze(1).expand(-1, n, -1),
         th.zeros(1, n, policy.family.n_components, dtype=policy.family.action_dtype),
+        th.zeros(n, 0),
+        th.zeros(1, n, dtype=th.bool),
         th.zeros(0, 3),
         th.zeros(0, dtype=th.int64),
     )
@@ -214,7 +237,7 @@ def test_the_mean_q_of_sampled_actions_is_the_value_of_the_state(action_space: S
     standard_error = means.std() / n**0.5
     assert 1e-5 < standard_error < 0.02
     assert (means.mean() - found.values[0, 0]).abs() < 4 * standard_error
-    close(found.values[0], policy.predict_values(observations[:1])[0].expand(n))
+    close(found.values[0], policy.predict_values(observations[:1], nothing(policy, observations[:1]))[0].expand(n))
 
 
 @sampled_actions
@@ -313,14 +336,14 @@ def test_gradients_of_the_critic_do_not_reach_the_policy_and_back(action_space: 
 def test_statistics_are_those_of_the_networks_without_shortcuts(observation_space: Space, action_space: Space) -> None:
     policy = make(observation_space, action_space)
     given = sequences(policy)
-    stats = policy.statistics(given.observations)
+    stats = policy.statistics(given.observations, given.states, given.ends)
     assert not stats.requires_grad
     for t in range(4):
         rows = pick(given.observations, t)
         features = BasePolicy.extract_features(policy, rows, policy.features_extractor)
         outputs = policy.pi_head(nn.Sequential(*policy.pi_net)(features))
         close(stats[t], policy.family.statistics(outputs, policy.log_std).detach())
-        close(stats[t], policy(rows).detach())
+        close(stats[t], stats_of(policy, rows).detach())
     close(stats, evaluate(policy, given).stats.detach())
     assert stats[..., : policy.family.n_outputs].std() > 1e-3
 
@@ -346,18 +369,18 @@ def test_an_observation_is_taken_for_its_vector(space: Space, vectors: list[list
         observations = th.tensor(list(itertools.product(range(2), repeat=2))).to(
             th.from_numpy(np.zeros(1, space.dtype)).dtype
         )
-    close(policy(observations), of_vectors(numbers), 1e-6)
-    assert policy(observations).std(0).max() > 1e-3
+    close(stats_of(policy, observations), stats_of(of_vectors, numbers), 1e-6)
+    assert stats_of(policy, observations).std(0).max() > 1e-3
 
 
 def test_images_are_divided_by_255_unless_they_are_not_to_be() -> None:
     policy, images = make(IMAGE), rows_of(IMAGE, 4)
     assert isinstance(images, th.Tensor)
     features = policy.features_extractor(images.float() / 255)
-    close(policy(images), policy.pi_head(features).softmax(-1))
+    close(stats_of(policy, images), policy.pi_head(features).softmax(-1))
     raw = make(IMAGE, normalize_images=False)
     raw.load_state_dict(policy.state_dict())
-    close(raw(images), policy.pi_head(policy.features_extractor(images.float())).softmax(-1))
+    close(stats_of(raw, images), policy.pi_head(policy.features_extractor(images.float())).softmax(-1))
 
 
 def test_dict_observations_are_their_parts_side_by_side() -> None:
@@ -365,14 +388,15 @@ def test_dict_observations_are_their_parts_side_by_side() -> None:
     policy, vectors = make(space), make(spaces.Box(-1, 1, (7,)))
     vectors.load_state_dict(policy.state_dict())
     rows = {"a": th.tensor([[0.3, -0.5], [0.1, 0.9]]), "b": th.tensor([2, 0]), "c": th.tensor([[0, 1], [1, 1]])}
-    expected = vectors(th.tensor([[0.3, -0.5, 0, 0, 1, 0, 1], [0.1, 0.9, 1, 0, 0, 1, 1]]))
-    close(policy(rows), expected, 1e-6)
+    expected = stats_of(vectors, th.tensor([[0.3, -0.5, 0, 0, 1, 0, 1], [0.1, 0.9, 1, 0, 0, 1, 1]]))
+    close(stats_of(policy, rows), expected, 1e-6)
 
 
 @every_action
 def test_the_probabilities_of_each_factor_sum_to_one(action_space: Space) -> None:
     policy = make(VECTOR, action_space, log_std_init=-0.7)
-    stats = policy.statistics(sequences(policy).observations)
+    given = sequences(policy)
+    stats = policy.statistics(given.observations, given.states, given.ends)
     if isinstance(action_space, spaces.Box):
         close(stats[..., 2:], th.full_like(stats[..., 2:], math.exp(-0.7)))
         return
@@ -395,7 +419,7 @@ def test_predictions_are_elements_of_the_action_space(observation_space: Space, 
         actions, _ = policy.predict(observations, deterministic=deterministic)
         assert len(actions) == 20
         assert all(action_space.contains(action) for action in actions)
-    mode = policy.family.to_env(policy.family.mode(policy(rows)).detach().numpy())
+    mode = policy.family.to_env(policy.family.mode(stats_of(policy, rows)).detach().numpy())
     np.testing.assert_allclose(policy.predict(observations, deterministic=True)[0], mode, rtol=1e-5, atol=1e-6)
     one = {key: part[0] for key, part in observations.items()} if isinstance(observations, dict) else observations[0]
     action, _ = policy.predict(one, deterministic=True)
@@ -410,7 +434,7 @@ def test_stochastic_predictions_have_the_distribution_of_the_policy(action_space
     predicted, _ = policy.predict(observation.expand(10_000, -1).numpy())
     start = 2 if isinstance(action_space, spaces.Discrete) else 0
     actions = th.from_numpy(predicted.reshape(10_000, -1) - start)
-    within_sampling_error(policy, actions.to(policy.family.action_dtype), policy(observation)[0].detach())
+    within_sampling_error(policy, actions.to(policy.family.action_dtype), stats_of(policy, observation)[0].detach())
 
 
 def test_predictions_follow_torchs_seed() -> None:
@@ -528,7 +552,7 @@ def test_extractors_are_shared_or_separate_as_asked(action_space: Space) -> None
         after = evaluate(policy, given)
         assert th.equal(before.stats, after.stats) != share
         assert not th.allclose(before.next_values, after.next_values)
-        close(policy.predict_values(pick(given.observations, 0)).squeeze(-1), after.values[0])
+        close(policy.predict_values(pick(given.observations, 0), given.states).squeeze(-1), after.values[0])
         n_weights = sum(weight.numel() for weight in NatureCNN(IMAGE).parameters())
         extractors = policy.features_extractor, policy.q_features_extractor
         weights = {weight for extractor in extractors for weight in extractor.parameters()}
@@ -579,7 +603,7 @@ def test_layers_are_initialised_orthogonally(observation_space: Space, action_sp
 def test_a_new_policy_is_as_good_as_indifferent(action_space: Space) -> None:
     """Which is what the small gain of its head is for: the outputs are hardly different from 0 in any state."""
     policy = make(VECTOR, action_space, ortho_init=True)
-    stats = policy(th.from_numpy(np.random.default_rng(0).uniform(-1, 1, (50, 3))))
+    stats = stats_of(policy, th.from_numpy(np.random.default_rng(0).uniform(-1, 1, (50, 3))))
     indifferent = policy.family.statistics(th.zeros(50, policy.family.n_outputs), policy.log_std)
     assert (stats - indifferent).abs().max() < 0.02
     assert not th.equal(stats, indifferent)
@@ -603,11 +627,11 @@ def test_the_standard_deviation_is_learnt_or_fixed_as_asked(learn: bool, tmp_pat
     policy.save(str(tmp_path / "policy.pt"))
     for each in (policy, MlpPolicy.load(str(tmp_path / "policy.pt"), device="cpu")):
         rows = rows_of(VECTOR, 5)
-        before = each(rows).detach()
-        each(rows).square().sum().backward()
+        before = stats_of(each, rows).detach()
+        stats_of(each, rows).square().sum().backward()
         each.optimizer.param_groups[0]["lr"] = 0.1
         each.optimizer.step()
-        mean, std = (each(rows).detach() - before).chunk(2, -1)
+        mean, std = (stats_of(each, rows).detach() - before).chunk(2, -1)
         assert (mean != 0).all()
         assert (std != 0).all() if learn else (std == 0).all()
 
