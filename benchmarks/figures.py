@@ -16,7 +16,9 @@ RESULTS = Path(__file__).parent / "results"
 TITLES = {
     "cartpole": "CartPole-v1",
     "cartpole_defaults": "CartPole-v1, constructor's defaults",
+    "cartpole_novel": "CartPoleNoVel-v1",
     "pendulum": "Pendulum-v1",
+    "pendulum_novel": "PendulumNoVel-v1",
     "lunarlander_continuous": "LunarLanderContinuous-v3",
     "mountaincar_continuous": "MountainCarContinuous-v0",
     "inverted_pendulum": "InvertedPendulum-v5",

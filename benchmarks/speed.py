@@ -1,8 +1,8 @@
 """
-Environment steps per second of ACER over those of stable-baselines3's A2C, side by side in one run: the median of some
-interleaved runs, one thread, and where ACER's time goes.
+Environment steps per second of ACER over those of stable-baselines3's A2C, with an LSTM over those of sb3-contrib's
+RecurrentPPO, side by side in one run: the median of some interleaved runs, one thread, and where ACER's time goes.
 
-    python benchmarks/speed.py [--env CartPole-v1] [--runs 5] [--steps 20000]
+    python benchmarks/speed.py [--env CartPole-v1] [--policy MlpPolicy] [--runs 5] [--steps 20000]
 """
 
 import argparse
@@ -14,10 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import torch as th
+from sb3_contrib import RecurrentPPO
 from stable_baselines3 import A2C
 from stable_baselines3.common.env_util import make_vec_env
 
 from sb3_acer import ACER
+
+# What each policy is compared with. The LSTMs have 64 units here, with everything else as the constructors have it.
+PEERS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "MlpPolicy": (A2C, {}),
+    "MlpLstmPolicy": (RecurrentPPO, {"lstm_hidden_size": 64}),
+}
 
 
 def steps_per_second(model: Any, steps: int) -> float:
@@ -60,13 +67,21 @@ def time_shares(model: ACER, steps: int) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env", default="CartPole-v1")
+    parser.add_argument("--policy", default="MlpPolicy", choices=PEERS)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--steps", type=int, default=20_000)
     options = parser.parse_args()
     th.set_num_threads(1)
+    peer, policy_kwargs = PEERS[options.policy]
     models: dict[str, Any] = {
-        name: algorithm("MlpPolicy", make_vec_env(options.env, n_envs=4, seed=0), seed=0, device="cpu")
-        for name, algorithm in (("A2C", A2C), ("ACER", ACER))
+        algorithm.__name__: algorithm(
+            options.policy,
+            make_vec_env(options.env, n_envs=4, seed=0),
+            policy_kwargs=dict(policy_kwargs),
+            seed=0,
+            device="cpu",
+        )
+        for algorithm in (peer, ACER)
     }
     for model in models.values():
         model.learn(6000)  # past ACER's replay_start
@@ -75,12 +90,12 @@ def main() -> None:
         for name, model in models.items():
             rates[name].append(steps_per_second(model, options.steps))
     medians = {name: statistics.median(values) for name, values in rates.items()}
-    ratio = medians["ACER"] / medians["A2C"]
+    ratio = medians["ACER"] / medians[peer.__name__]
     print(", ".join(f"{name} {median:.0f} steps/s" for name, median in medians.items()), f"ratio {ratio:.2f}", sep=", ")
     shares = time_shares(models["ACER"], options.steps)
     for part, share in shares.items():
         print(f"  {part:<12}{share:6.1%}")
-    path = Path(__file__).parent / "results" / f"speed_{options.env}.csv"
+    path = Path(__file__).parent / "results" / f"speed_{options.env}{'_lstm' * (peer is RecurrentPPO)}.csv"
     path.parent.mkdir(exist_ok=True)
     with path.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")

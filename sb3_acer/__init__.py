@@ -2,8 +2,36 @@
 
 from sb3_acer.acer import ACER
 from sb3_acer.buffer import SequenceReplayBuffer
-from sb3_acer.policies import CnnPolicy, MlpPolicy, MultiInputPolicy
+from sb3_acer.migration import MigrationError, load_stable_baselines
+from sb3_acer.policies import (
+    CnnLnLstmPolicy,
+    CnnLstmPolicy,
+    CnnPolicy,
+    MlpLnLstmPolicy,
+    MlpLstmPolicy,
+    MlpPolicy,
+    MultiInputLstmPolicy,
+    MultiInputPolicy,
+)
+from sb3_acer.pretrain import ExpertDataset
+from sb3_acer.recording import generate_expert_traj
 
 __version__ = "0.1.0"
 
-__all__ = ["ACER", "CnnPolicy", "MlpPolicy", "MultiInputPolicy", "SequenceReplayBuffer", "__version__"]
+__all__ = [
+    "ACER",
+    "CnnLnLstmPolicy",
+    "CnnLstmPolicy",
+    "CnnPolicy",
+    "ExpertDataset",
+    "MigrationError",
+    "MlpLnLstmPolicy",
+    "MlpLstmPolicy",
+    "MlpPolicy",
+    "MultiInputLstmPolicy",
+    "MultiInputPolicy",
+    "SequenceReplayBuffer",
+    "__version__",
+    "generate_expert_traj",
+    "load_stable_baselines",
+]

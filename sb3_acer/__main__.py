@@ -1,14 +1,32 @@
 """``python -m sb3_acer``, which is also the console script ``sb3-acer``."""
 
 import sys
+from importlib import import_module
 from importlib.util import find_spec
 
-# What rl-zoo's train and enjoy cannot start without; some of it is not declared by rl_zoo3.
+# What rl-zoo's scripts cannot start without, all of them and some; not all of it is declared by rl_zoo3.
 REQUIRED = ("rl_zoo3", "tqdm", "rich", "requests")
+REQUIRED_BY = {
+    "plot-train": ("seaborn", "scipy"),
+    "all-plots": ("seaborn", "scipy"),
+    "plot-from-file": ("seaborn", "scipy"),
+    "record-video": ("moviepy",),
+    "record-training": ("moviepy",),
+    "push-to-hub": ("moviepy",),
+}
+
+
+# Commands that are none of rl-zoo's, by the modules that they are in.
+OWN = {"migrate": "sb3_acer.migration"}
 
 
 def main() -> int:
-    missing = [name for name in REQUIRED if find_spec(name) is None]
+    command = "".join(sys.argv[1:2])
+    if command in OWN:
+        import_module(OWN[command]).main(sys.argv[2:])
+        return 0
+    required = REQUIRED + REQUIRED_BY.get(command, ())
+    missing = [name for name in required if find_spec(name) is None]
     if missing:
         print(f'sb3-acer: {", ".join(missing)} not installed: pip install "sb3-acer[zoo]"', file=sys.stderr)
         return 2

@@ -4,8 +4,8 @@ import io
 import pathlib
 import warnings
 from collections.abc import Callable
-from copy import deepcopy
-from typing import Any, ClassVar, NamedTuple, TypeVar, cast
+from copy import copy, deepcopy
+from typing import Any, ClassVar, NamedTuple, TypeGuard, TypeVar, cast
 
 import numpy as np
 import torch as th
@@ -13,16 +13,19 @@ from gymnasium import spaces
 from stable_baselines3.common.base_class import maybe_make_env
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import Image
 from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, RolloutReturn, Schedule, TrainFreq
 from stable_baselines3.common.utils import check_for_correct_spaces, explained_variance, obs_as_tensor
-from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from sb3_acer.buffer import NumpyObs, SequenceBatch, SequenceReplayBuffer
+from sb3_acer.compatibility import StableBaselinesInterface
 from sb3_acer.distributions import make_family
 from sb3_acer.estimators import (
     correction_gain,
@@ -32,6 +35,7 @@ from sb3_acer.estimators import (
     truncated_weight,
     trust_region,
 )
+from sb3_acer.frames import find_frame_stack
 from sb3_acer.policies import (
     ACERPolicy,
     CnnLnLstmPolicy,
@@ -46,6 +50,8 @@ from sb3_acer.policies import (
 )
 from sb3_acer.rmsprop import RMSpropTF
 from sb3_acer.schedules import make_schedule
+
+_ALL_BUT_TENSORBOARD = ("stdout", "log", "json", "csv")
 
 SelfACER = TypeVar("SelfACER", bound="ACER")
 
@@ -86,7 +92,7 @@ class Update(NamedTuple):
     """norm of the gradients of all parameters together before clipping, scalar"""
 
 
-class ACER(OffPolicyAlgorithm):
+class ACER(StableBaselinesInterface, OffPolicyAlgorithm):
     """
     Actor-Critic with Experience Replay (https://arxiv.org/abs/1611.01224): Retrace targets, truncated importance
     sampling with bias correction, and a trust region around an average policy.
@@ -120,7 +126,8 @@ class ACER(OffPolicyAlgorithm):
     :param tensorboard_log: folder for tensorboard; None for no logging
     :param _init_setup_model: whether to build the networks on creation
     :param policy_kwargs: keyword arguments of the policy
-    :param full_tensorboard_log: log histograms of rewards, advantages and the policy's statistics to tensorboard
+    :param full_tensorboard_log: log to tensorboard histograms of rewards, advantages, action probabilities (means and
+        deviations of continuous ones), learning rate and observations, images as such
     :param seed: seed of every random draw; None for a fresh one
     :param n_cpu_tf_sess: deprecated: number of threads for torch
     :param batch_size: sequences of a replayed batch; None for one an environment
@@ -375,25 +382,6 @@ class ACER(OffPolicyAlgorithm):
             model.set_random_seed(kwargs["seed"])
         return model
 
-    def predict(
-        self,
-        observation: np.ndarray | dict[str, np.ndarray],
-        state: Any = None,
-        episode_start: np.ndarray | None = None,
-        deterministic: bool = False,
-        *,
-        mask: np.ndarray | None = None,
-    ) -> tuple[np.ndarray, Any]:
-        """
-        Actions for observations, see :meth:`ACERPolicy.predict`.
-
-        :param mask: stable-baselines' name of ``episode_start``
-        :raises ValueError: also if both are given
-        """
-        if mask is not None and episode_start is not None:
-            raise ValueError("mask is another name of episode_start: one of them must be None, got both")
-        return self.policy.predict(observation, state, episode_start if mask is None else mask, deterministic)
-
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         return ["policy", "policy.optimizer", "average_policy"], []
 
@@ -430,6 +418,8 @@ class ACER(OffPolicyAlgorithm):
         tb_log_name: str = "run",
         progress_bar: bool = False,
     ) -> tuple[int, BaseCallback]:
+        assert self.env is not None
+        self.replay_buffer.expect_frame_stack(find_frame_stack(self.env))
         resets = reset_num_timesteps or self._last_obs is None
         prepared = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
         if resets:
@@ -489,18 +479,17 @@ class ACER(OffPolicyAlgorithm):
         normalize = self._vec_normalize_env
         obs, next_obs = self._last_obs, new_obs
         if normalize is not None:
-            obs, next_obs, reward = (
-                self._last_original_obs,
-                normalize.get_original_obs(),
-                normalize.get_original_reward(),
-            )
+            reward = normalize.get_original_reward()
+        if _makes_observations(normalize, self.observation_space):
+            obs, next_obs = self._last_original_obs, normalize.get_original_obs()
         self._last_original_obs = next_obs
         if dones.any():
             next_obs = deepcopy(next_obs)
             for env in np.flatnonzero(dones):
                 final = infos[env].get("terminal_observation")
                 if final is not None:
-                    final = final if normalize is None else normalize.unnormalize_obs(final)
+                    if _makes_observations(normalize, self.observation_space):
+                        final = normalize.unnormalize_obs(final)
                     _set_row(next_obs, int(env), final)
         self._require_finite("reward", reward)
         self._require_finite("observation", next_obs)
@@ -532,6 +521,9 @@ class ACER(OffPolicyAlgorithm):
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.policy.optimizer)
         buffer, normalize = self.replay_buffer, self._vec_normalize_env
+        if normalize is not None and not _makes_observations(normalize, self.observation_space):
+            normalize = copy(normalize)  # shares its statistics
+            normalize.norm_obs = False
         updates = [self.update(buffer.latest(normalize))]
         if buffer.size() >= self.replay_start:
             for _ in range(self._rngs.schedule.poisson(self.replay_ratio)):
@@ -546,7 +538,7 @@ class ACER(OffPolicyAlgorithm):
             for name in metrics[0]:
                 self.logger.record(f"train/{name}", np.mean([each[name] for each in metrics]))
             if self.full_tensorboard_log:
-                self._record_histograms(updates[0])
+                self._record_distributions(updates[0])
             if self._log_interval is not None:
                 self.dump_logs()
 
@@ -556,14 +548,25 @@ class ACER(OffPolicyAlgorithm):
         states = self.policy.warm_up(batch.observations, batch.states, batch.ends[: self.burn_in])
         return batch.after(self.burn_in, states)
 
-    def _record_histograms(self, update: Update) -> None:
-        histograms = {
+    def _record_distributions(self, update: Update) -> None:
+        distributions: dict[str, Any] = {
             "rewards": update.batch.rewards,
             "advantages": update.advantage,
-            "policy": update.evaluation.stats.detach(),
+            "action_probabilities": update.evaluation.stats.detach(),
+            "learning_rate": th.tensor(self.policy.optimizer.param_groups[0]["lr"]),
         }
-        for name, values in histograms.items():
-            self.logger.record(f"histograms/{name}", values.flatten(), exclude=("stdout", "log", "json", "csv"))
+        observations, space = update.batch.observations, self.observation_space
+        parts: dict[str, tuple[Any, Any]] = {"observations": (observations, space)}
+        if isinstance(observations, dict) and isinstance(space, spaces.Dict):
+            parts = {f"observations/{key}": (rows, space[key]) for key, rows in observations.items()}
+        for name, (rows, part) in parts.items():
+            if is_image_space(part):
+                newest = rows[0, 0] if rows.shape[2] in (1, 3) else rows[0, 0, -1:]  # of a stack
+                self.logger.record(f"images/{name}", Image(newest, "CHW"), exclude=_ALL_BUT_TENSORBOARD)
+            else:
+                distributions[name] = rows.float()
+        for name, values in distributions.items():
+            self.logger.record(f"histograms/{name}", values.flatten(), exclude=_ALL_BUT_TENSORBOARD)
 
     def update(self, batch: SequenceBatch) -> Update:
         """
@@ -706,3 +709,10 @@ def _set_row(observations: Any, env: int, row: Any) -> None:
             part[env] = row[key]
     else:
         observations[env] = row
+
+
+def _makes_observations(
+    normalize: VecNormalize | None, observation_space: spaces.Space[Any]
+) -> TypeGuard[VecNormalize]:
+    """Whether observations reach the policy as VecNormalize made them: not where VecFrameStack, say, lies over it."""
+    return normalize is not None and normalize.observation_space == observation_space

@@ -166,6 +166,37 @@ class Family(ABC):
         :return: N elements of the action space, of its shape and dtype
         """
 
+    def from_env(self, actions: np.ndarray) -> np.ndarray:
+        """
+        The inverse of :meth:`to_env`, but that continuous actions may lie outside their bounds.
+
+        :param actions: one element of the action space, or N of them
+        :return: ``[N, D]``
+        :raises ValueError: if they are no elements of the space
+        """
+        shape, given = self.action_space.shape or (), np.asarray(actions)
+        if given.shape not in (shape, (len(given) if given.ndim else 1, *shape)):
+            raise ValueError(f"actions must be of {self.action_space!r}, got an array of shape {given.shape}")
+        return self._components(given.reshape(-1, *shape)).reshape(-1, self.n_components)
+
+    def log_likelihood(self, stats: th.Tensor, actions: th.Tensor) -> th.Tensor:
+        """:meth:`log_prob` without a floor: the logarithm of 0 is minus infinity."""
+        return self.log_prob(stats, actions)
+
+    @abstractmethod
+    def _components(self, actions: np.ndarray) -> np.ndarray:
+        """Elements of the space, ``[N, ...]``, as numbers of ``action_dtype``."""
+
+    @abstractmethod
+    def action_probability(self, stats: np.ndarray) -> Any:
+        """
+        The distribution as stable-baselines documented it.
+
+        :param stats: ``[N, P]``
+        :return: Discrete: probabilities of the actions, ``[N, n]``; MultiDiscrete: a list of such, one a factor;
+            MultiBinary: probabilities of 1, ``[N, D]``; Box: mean and standard deviation, ``[N, ...]`` each
+        """
+
     def ratios(
         self, stats: th.Tensor, behaviour: th.Tensor, actions: th.Tensor, candidates: th.Tensor
     ) -> tuple[th.Tensor, th.Tensor]:
@@ -214,6 +245,7 @@ class Categorical(Family):
         super().__init__(action_space)
         self.n_stats = self.n_outputs = self.n_features = sum(sizes)
         self.n_components = self.trace_root = len(sizes)
+        self.sizes = sizes
         self.width = max(sizes)
         self.shape, self.dtype = action_space.shape or (), action_space.dtype
         self.start = getattr(action_space, "start", 0)
@@ -245,6 +277,9 @@ class Categorical(Family):
 
     def log_prob(self, stats: th.Tensor, actions: th.Tensor) -> th.Tensor:
         return (self._pick(stats, actions) + EPSILON).log().sum(-1)
+
+    def log_likelihood(self, stats: th.Tensor, actions: th.Tensor) -> th.Tensor:
+        return self._pick(stats, actions).log().sum(-1)
 
     def ratio(self, stats: th.Tensor, behaviour: th.Tensor, actions: th.Tensor) -> th.Tensor:
         # prod p / (mu + epsilon), as a sum of logarithms: a product of many factors can exceed float32 on its way.
@@ -282,6 +317,30 @@ class Categorical(Family):
     def to_env(self, actions: np.ndarray) -> np.ndarray:
         return (actions.reshape(-1, *self.shape) + self.start).astype(self.dtype, copy=False)
 
+    def _components(self, actions: np.ndarray) -> np.ndarray:
+        for action in actions:
+            if not self.action_space.contains(action.astype(self.dtype)) or (action != action.astype(self.dtype)).any():
+                raise ValueError(f"actions must be of {self.action_space!r}, got {action.tolist()!r}")
+        components: np.ndarray = actions.astype(np.int64) - self.start
+        return components
+
+    def action_probability(self, stats: np.ndarray) -> Any:
+        return np.split(stats, np.cumsum(self.sizes)[:-1], axis=-1)
+
+
+class Binary(Categorical):
+    """
+    As many factors as the space has bits.
+
+    :param action_space: the MultiBinary space that the actions are of
+    """
+
+    def __init__(self, action_space: spaces.MultiBinary) -> None:
+        super().__init__(action_space, [2] * int(action_space.shape[0]))
+
+    def action_probability(self, stats: np.ndarray) -> Any:
+        return stats[..., 1::2]
+
 
 class Enumerated(Categorical):
     """
@@ -294,6 +353,9 @@ class Enumerated(Categorical):
 
     def __init__(self, action_space: spaces.Discrete) -> None:
         super().__init__(action_space, [int(action_space.n)])
+
+    def action_probability(self, stats: np.ndarray) -> Any:
+        return stats
 
     def statistics(self, outputs: th.Tensor, log_std: th.Tensor | None) -> th.Tensor:
         return outputs.softmax(-1)
@@ -412,6 +474,13 @@ class DiagonalGaussian(Family):
             clipped = np.rint(clipped)
         return clipped.astype(self.dtype, copy=False)
 
+    def _components(self, actions: np.ndarray) -> np.ndarray:
+        return actions.astype(np.float32)
+
+    def action_probability(self, stats: np.ndarray) -> Any:
+        mean, std = np.split(stats.reshape(len(stats), 2, *self.low.shape), 2, axis=1)
+        return mean[:, 0], std[:, 0]
+
 
 def make_family(action_space: spaces.Space[Any], learn_log_std: bool = True) -> Family:
     """
@@ -431,7 +500,7 @@ def make_family(action_space: spaces.Space[Any], learn_log_std: bool = True) -> 
                 f"Multi-dimensional {action_space} action space is not supported: action_space must be Discrete, "
                 "MultiDiscrete, MultiBinary of one dimension, or Box"
             )
-        return Categorical(action_space, [2] * int(action_space.shape[0]))
+        return Binary(action_space)
     if isinstance(action_space, spaces.Box) and not np.isnan([action_space.low, action_space.high]).any():
         return DiagonalGaussian(action_space, learn_log_std)
     raise ValueError(

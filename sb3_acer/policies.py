@@ -300,8 +300,8 @@ class ACERPolicy(BasePolicy):
         self.pi_lstm: Recurrent | None = None
         self.q_lstm: Recurrent | None = None
         if lstm_class is not None:
-            self.pi_lstm = self._make_lstm(pi_dim)
-            self.q_lstm = self.pi_lstm if shared_lstm else self._make_lstm(q_dim) if enable_critic_lstm else None
+            self.pi_lstm = self._make_lstm(int(pi_dim))  # some extractors compute it by numpy
+            self.q_lstm = self.pi_lstm if shared_lstm else self._make_lstm(int(q_dim)) if enable_critic_lstm else None
             pi_dim = lstm_hidden_size
             q_dim = q_dim if self.q_lstm is None else lstm_hidden_size
         lstms = dict.fromkeys(lstm for lstm in (self.pi_lstm, self.q_lstm) if lstm is not None)
@@ -344,8 +344,8 @@ class ACERPolicy(BasePolicy):
         if self.lstm_class is None and list(options.values()) != [256, 1, False, True, None]:
             raise ValueError(f"{type(self).__name__} has no LSTM: lstm_class must be set, got None with {options!r}")
         for name in ("lstm_hidden_size", "n_lstm_layers"):
-            if options[name] < 1:
-                raise ValueError(f"{name} must be at least 1, got {options[name]!r}")
+            if not isinstance(options[name], (int, np.integer)) or options[name] < 1:
+                raise ValueError(f"{name} must be an integer of at least 1, got {options[name]!r}")
         if options["shared_lstm"] and options["enable_critic_lstm"]:
             raise ValueError("enable_critic_lstm must be False where shared_lstm is True, got True for both")
         if options["shared_lstm"] and not self.share_features_extractor:
@@ -523,6 +523,21 @@ class ACERPolicy(BasePolicy):
         :return: actions, and what is remembered after, ``[N, W]``; a feed-forward policy returns the state it was given
         :raises ValueError: for a state or an ``episode_start`` of another shape
         """
+        stats, after, vectorized = self.predict_statistics(observation, state, episode_start)
+        env_actions = self.family.to_env(self._choose(stats, deterministic).cpu().numpy())
+        if self.state_size:
+            state = after.cpu().numpy()
+        return env_actions if vectorized else env_actions.squeeze(axis=0), state
+
+    def predict_statistics(
+        self, observation: np.ndarray | dict[str, np.ndarray], state: Any = None, episode_start: Any = None
+    ) -> tuple[th.Tensor, th.Tensor, bool]:
+        """
+        What :meth:`predict` draws from; arguments and errors as there.
+
+        :return: statistics of pi(.|x), ``[N, P]``, what is remembered after, ``[N, W]``, and whether the observation
+            was one of N environments
+        """
         self.set_training_mode(False)
         if isinstance(observation, tuple):
             raise ValueError(f"observation must be an array or a dict of arrays, got the tuple {observation!r}")
@@ -530,11 +545,7 @@ class ACERPolicy(BasePolicy):
         some_rows = next(iter(observations.values())) if isinstance(observations, dict) else observations
         states = self._before(state, episode_start, len(some_rows))
         with th.no_grad():
-            actions, states = self._act(observations, states, deterministic)
-        env_actions = self.family.to_env(actions.cpu().numpy())
-        if self.state_size:
-            state = states.cpu().numpy()
-        return env_actions if vectorized else env_actions.squeeze(axis=0), state
+            return *self(observations, states), vectorized
 
     def _before(self, state: Any, episode_start: Any, n_envs: int) -> th.Tensor:
         """What :meth:`predict` remembers before it acts, ``[N, W]``."""
@@ -550,19 +561,18 @@ class ACERPolicy(BasePolicy):
             states[starts] = 0
         return th.from_numpy(states).to(self.device)
 
-    def _act(self, observations: PyTorchObs, states: th.Tensor, deterministic: bool) -> tuple[th.Tensor, th.Tensor]:
-        stats, states = self(observations, states)
+    def _choose(self, stats: th.Tensor, deterministic: bool) -> th.Tensor:
         if deterministic:
-            return self.family.mode(stats), states
+            return self.family.mode(stats)
         # From torch's global generator, as every policy of SB3 predicts; training has generators of its own.
         uniforms = th.rand((len(stats), self.family.n_components), dtype=th.float64, device=stats.device)
-        return self.family.sample(stats, uniforms), states
+        return self.family.sample(stats, uniforms)
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:
-        # SB3's place for what one step takes, which has none for a state: nothing is remembered.
+        # SB3's place for what one step takes has none for a state: nothing is remembered.
         some_rows = next(iter(observation.values())) if isinstance(observation, dict) else observation
-        states = th.zeros((len(some_rows), self.state_size), device=some_rows.device)
-        return th.as_tensor(self.family.to_env(self._act(observation, states, deterministic)[0].cpu().numpy()))
+        stats, _ = self(observation, th.zeros((len(some_rows), self.state_size), device=some_rows.device))
+        return th.as_tensor(self.family.to_env(self._choose(stats, deterministic).cpu().numpy()))
 
 
 def _map(function: Callable[..., th.Tensor], *observations: PyTorchObs) -> PyTorchObs:

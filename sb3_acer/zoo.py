@@ -4,104 +4,93 @@ Imported by the command line only, so that ``import sb3_acer`` needs none of wha
 """
 
 import argparse
-import os
+import inspect
+import random
+import runpy
+import shlex
+import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
-from ctypes.util import find_library
+from copy import copy
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import optuna
 import rl_zoo3.enjoy
 import rl_zoo3.train
-import torch as th
+import rl_zoo3.utils
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
-from optuna.trial import BaseTrial
+from optuna.storages import BaseStorage, JournalStorage, RDBStorage
+from optuna.storages.journal import JournalFileBackend
 from rl_zoo3.exp_manager import ExperimentManager
-from rl_zoo3.hyperparams_opt import HYPERPARAMS_CONVERTER, HYPERPARAMS_SAMPLER
-from rl_zoo3.utils import ALGOS, create_test_env, get_model_path
+from rl_zoo3.utils import get_model_path
+from sqlalchemy.exc import SQLAlchemyError
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import load_results
 from stable_baselines3.common.results_plotter import X_TIMESTEPS, ts2xy, window_func
-from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
-from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
-from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
-from sb3_acer import ACER, __version__
+from sb3_acer import __version__, migration
+from sb3_acer.registration import register, sample_acer_params
+from sb3_acer.screen import draw_offscreen, ffmpeg_on_path, figures_saved, watchable_env
 
 HYPERPARAMS = Path(__file__).with_name("hyperparams") / "acer.yml"
-LOG_FOLDER = "logs"  # where the zoo's train saves; its enjoy would look in rl-trained-agents
+ZOO_PATH = Path(__file__).with_name("zoo_path")
+LOG_FOLDER = "logs"  # where the zoo's train saves; its other scripts would look in rl-trained-agents
 EVAL_EPISODES = 100
-FILM_STEPS = 1000  # frames are kept in memory until the video is written: 0.7 MB each for CartPole
 
 # `sb3-acer train` alone: a progress bar instead of tables; networks this small are fastest on one CPU core.
 FIRST_RUN = ["--progress", "--log-interval=-2", "--n-eval-envs=5", "--device=cpu", "--num-threads=1"]
 
-NET_ARCHS = {"tiny": [64], "small": [64, 64], "medium": [256, 256]}
-ACTIVATIONS = {"tanh": th.nn.Tanh, "relu": th.nn.ReLU, "elu": th.nn.ELU}
-OPTIMIZERS = {"rmsprop": RMSpropTFLike, "adam": th.optim.Adam}
+# A trial is as good as its last evaluation, so that needs many episodes; the zoo evaluates once in 100,000 steps, which
+# lets the pruner see nothing of a short trial. One thread: what is left of a machine is for more workers.
+SEARCH = ["--optimize-hyperparameters", "--n-trials=100", "--n-startup-trials=20", "--n-evaluations=5"]
+SEARCH += ["--eval-episodes=20", "--n-eval-envs=5", "--num-threads=1"]
+
+SAVED_AGENT = ["--algo", "acer", "-f", LOG_FOLDER]
+SAVED_LOGS = ["-a", "acer", "-e", "CartPole-v1", "-f", LOG_FOLDER]
 
 
-def convert_acer_params(sampled_params: dict[str, Any]) -> dict[str, Any]:
-    """A trial's raw ``params``, as a study stores them, as arguments of ACER."""
-    hyperparams = sampled_params.copy()
-    for name in ("n_steps", "batch_size", "buffer_size", "replay_start"):
-        hyperparams[name] = 2 ** hyperparams.pop(f"{name}_pow")
-    for name in ("gamma", "alpha"):
-        hyperparams[name] = 1 - hyperparams.pop(f"one_minus_{name}")
-    layers = NET_ARCHS[hyperparams.pop("net_arch")]
-    hyperparams["policy_kwargs"] = {
-        "net_arch": {"pi": list(layers), "qf": list(layers)},
-        "activation_fn": ACTIVATIONS[hyperparams.pop("activation_fn")],
-        "optimizer_class": OPTIMIZERS[hyperparams.pop("optimizer")],
-    }
-    return hyperparams
+class TrialNumber(int):
+    """A number that is true even as 0, since the zoo would take trial 0 for none, and train with the entry's values."""
 
-
-def sample_acer_params(
-    trial: BaseTrial, n_actions: int, n_envs: int, additional_args: dict[str, Any]
-) -> dict[str, Any]:
-    """Arguments of ACER drawn for a trial: the zoo's signature, of which ACER needs the trial only."""
-    trial.suggest_int("n_steps_pow", 3, 7)
-    trial.suggest_int("batch_size_pow", 0, 5)
-    # Steps of the vectorised environment. The largest replay_start is the smallest buffer: every draw can replay.
-    trial.suggest_int("buffer_size_pow", 10, 16)
-    trial.suggest_int("replay_start_pow", 6, 10)
-    trial.suggest_int("replay_ratio", 1, 16, log=True)
-    trial.suggest_float("learning_rate", 1e-5, 5e-3, log=True)
-    trial.suggest_categorical("lr_schedule", ["constant", "linear"])
-    trial.suggest_float("ent_coef", 1e-6, 0.1, log=True)
-    trial.suggest_float("q_coef", 0.1, 2.0, log=True)
-    trial.suggest_float("correction_term", 1.0, 20.0, log=True)
-    trial.suggest_float("delta", 0.05, 5.0, log=True)
-    trial.suggest_float("one_minus_alpha", 1e-3, 0.1, log=True)
-    trial.suggest_float("one_minus_gamma", 1e-4, 0.03, log=True)
-    trial.suggest_categorical("net_arch", list(NET_ARCHS))
-    trial.suggest_categorical("activation_fn", list(ACTIVATIONS))
-    trial.suggest_categorical("optimizer", list(OPTIMIZERS))
-    hyperparams = convert_acer_params(trial.params)
-    for name in ("n_steps", "batch_size", "buffer_size", "replay_start", "gamma", "alpha"):
-        trial.set_user_attr(name, hyperparams[name])  # the zoo prints these beside the raw params
-    return hyperparams
-
-
-def register() -> None:
-    """Make ACER an algorithm of rl-zoo in this process.
-
-    Every module of the zoo shares these dicts: they are changed, never replaced.
-    """
-    ALGOS["acer"] = ACER
-    HYPERPARAMS_SAMPLER["acer"] = sample_acer_params
-    HYPERPARAMS_CONVERTER["acer"] = convert_acer_params
+    def __bool__(self) -> bool:
+        return True
 
 
 class Experiment(ExperimentManager):
-    """The zoo's experiment, which ends with a report on what it has saved."""
+    """The zoo's experiment, which ends with a report on what it has saved or found."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.trial_id is not None:
+            self.trial_id = TrialNumber(self.trial_id)
+
+    def objective(self, trial: optuna.Trial) -> float:
+        experiment = copy(self)  # trials run side by side in threads
+        if self.algo == "acer":
+            if "n_envs" not in (self.custom_hyperparams or {}):
+                experiment.n_envs = 2 ** trial.suggest_int("n_envs_pow", 0, 3)
+            sampled = sample_acer_params(trial, self.n_actions, experiment.n_envs, {})
+            # As train --trial-id will normalise; the zoo's trials take the entry's gamma.
+            experiment.normalize_kwargs = {**self.normalize_kwargs, "gamma": sampled["gamma"]}
+        reward: float = super(Experiment, experiment).objective(trial)
+        return reward
+
+    def hyperparameters_optimization(self) -> None:
+        if self.storage:
+            open_storage(self.storage)  # which the zoo would try once
+        try:
+            super().hyperparameters_optimization()
+        except ValueError as error:
+            sys.exit(f"No best trial: {error}")
 
     def save_trained_model(self, model: BaseAlgorithm) -> None:
         super().save_trained_model(model)
@@ -153,79 +142,22 @@ def learning_curve(steps: np.ndarray, rewards: np.ndarray, title: str) -> Figure
     return figure
 
 
-class Film(VecEnvWrapper):
-    """Keeps a frame wherever the zoo draws on the screen, and writes them as a video when it closes.
-
-    :param path: where to write, without the suffix
+def open_storage(storage: str, attempts: int = 8) -> BaseStorage:
     """
+    A study's storage: a journal file, whose name ends in .log, or a database by its URL.
 
-    def __init__(self, venv: VecEnv, path: Path) -> None:
-        super().__init__(venv)
-        self.path = path
-        self.frames: list[np.ndarray] = []
-        self.filming = True
-
-    def reset(self) -> VecEnvObs:
-        return self.venv.reset()
-
-    def step_wait(self) -> VecEnvStepReturn:
-        return self.venv.step_wait()
-
-    def render(self, mode: str | None = None) -> None:
-        if not self.filming:
-            return
-        try:
-            frame = self.venv.render("rgb_array")
-        except Exception as error:  # without a screen each renderer fails in its own way, and the run can do without
-            print(f"No video: the environment cannot be drawn here ({error!r})")
-            self.filming = False
-            return
-        if frame is not None:
-            self.frames.append(frame)
-        self.filming = len(self.frames) < FILM_STEPS
-
-    def close(self) -> None:
-        fps = self.venv.get_attr("metadata")[0].get("render_fps") or 30
-        super().close()
-        if self.frames:
-            print(f"Video of {len(self.frames)} steps: {write_film(self.frames, fps, self.path)}")
-            self.frames = []
-
-
-def write_film(frames: list[np.ndarray], fps: float, path: Path) -> Path:
-    """Write an MP4, or a GIF where moviepy or its ffmpeg is missing; returns the file's path."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    video = path.with_name(f"{path.name}.mp4")
+    Workers that start at once on a new database all make its tables: who comes second fails, and finds them later.
+    """
+    if storage.endswith(".log"):
+        Path(storage).parent.mkdir(parents=True, exist_ok=True)
+        return JournalStorage(JournalFileBackend(storage))
     try:
-        from moviepy import ImageSequenceClip
-
-        ImageSequenceClip(frames, fps=fps).write_videofile(str(video), logger=None)
-    except (ImportError, OSError, RuntimeError):
-        from PIL import Image
-
-        video.unlink(missing_ok=True)
-        video = path.with_name(f"{path.name}.gif")
-        first, *rest = (Image.fromarray(frame) for frame in frames)
-        first.save(video, save_all=True, append_images=rest, duration=round(1000 / fps), loop=0)
-    return video
-
-
-def has_screen() -> bool:
-    """Whether a window can open, as far as it can be told: on Linux by the variables of X11 and Wayland."""
-    return not sys.platform.startswith("linux") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
-
-
-def watchable_env(env_id: str, *, should_render: bool, **kwargs: Any) -> VecEnv:
-    """The zoo's ``create_test_env``, filmed where there is no screen to draw on."""
-    if not should_render or has_screen():
-        return create_test_env(env_id, should_render=should_render, **kwargs)
-    print("No screen here (DISPLAY and WAYLAND_DISPLAY are not set): writing a video instead")
-    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # else pygame looks for a screen, and says what it did not find
-    if find_library("EGL"):  # MuJoCo would try to open a window; its import fails if told of an EGL that is not there
-        os.environ.setdefault("MUJOCO_GL", "egl")
-    kwargs["env_kwargs"] = {**kwargs["env_kwargs"], "render_mode": "rgb_array"}
-    statistics = Path(kwargs["stats_path"] or env_id.replace("/", "-"))  # RUN/ENV where the zoo has trained the agent
-    return Film(create_test_env(env_id, **kwargs), statistics.parent / "videos" / statistics.name)
+        return RDBStorage(storage)
+    except SQLAlchemyError:
+        if attempts == 1:
+            raise
+    time.sleep(random.uniform(0.1, 0.5))
+    return open_storage(storage, attempts - 1)
 
 
 def find_agent(exp_id: int, folder: str, algo: str, env_name: Any, *which: Any) -> tuple[str, str, str]:
@@ -250,36 +182,184 @@ def command(name: str, algo: str, env_id: str, folder: str) -> str:
     return f"sb3-acer {name}" + "".join(f" {key} {value}" for key, (value, usual) in options.items() if value != usual)
 
 
-def run_zoo(name: str, script: Callable[[], None], defaults: list[str], arguments: list[str]) -> None:
+def run_zoo(name: str, script: Callable[[], object], defaults: list[str], arguments: list[str]) -> None:
     """Run a script of the zoo; ``defaults`` come first, since argparse keeps the last of what is given twice."""
     sys.argv = [f"sb3-acer {name}", *defaults, *arguments]
-    script()
+    try:
+        script()
+    except FileNotFoundError as error:
+        sys.exit(f"sb3-acer {name}: {error}")
+
+
+def run_module(name: str, defaults: list[str], arguments: list[str]) -> None:
+    """Run a script of the zoo that has no function to call."""
+    draw_offscreen()
+    script = partial(runpy.run_module, f"rl_zoo3.{name.replace('-', '_')}", run_name="__main__")
+    with patch.object(rl_zoo3.utils, "get_model_path", find_agent), patch.object(subprocess, "call", call):
+        run_zoo(name, script, defaults, arguments)
+
+
+def call(program: Sequence[str], **kwargs: Any) -> int:
+    """``subprocess.call``; one of the zoo's scripts calls others where neither ACER nor this Python may be known."""
+    for script, name in (("enjoy.py", "enjoy"), ("rl_zoo3.record_video", "record-video")):
+        if script in program[:3]:
+            sys.stdout.flush()
+            program = [sys.executable, "-m", "sb3_acer", name, *program[program.index(script) + 1 :]]
+    return subprocess.run(program, check=False, **kwargs).returncode
 
 
 def train(arguments: list[str]) -> None:
     """train an agent, evaluate it and draw its learning curve (no arguments: CartPole-v1)"""
+    run_training("train", arguments or FIRST_RUN)
+
+
+def run_training(name: str, arguments: list[str]) -> None:
     algo_parser = argparse.ArgumentParser(add_help=False)
     algo_parser.add_argument("--algo", default="acer")
     algo = algo_parser.parse_known_args(arguments)[0].algo
     defaults = ["--algo", "acer", "-conf", str(HYPERPARAMS)] if algo == "acer" else []
     with patch.object(rl_zoo3.train, "ExperimentManager", Experiment):
-        run_zoo("train", rl_zoo3.train.train, defaults, arguments or FIRST_RUN)
+        run_zoo(name, rl_zoo3.train.train, defaults, arguments)
+
+
+def tune(arguments: list[str]) -> None:
+    """search for hyperparameters, alone or together with other machines
+
+    The arguments are train's. A study is kept in --storage as --study-name, and every process that is given both works
+    at it: --n-trials each, --max-total-trials together. A study that is there already goes on: another policy, number
+    of steps or set of fixed hyperparameters wants another --study-name.
+
+    --storage is one of
+
+      FOLDER/NAME.log                              a journal file, for all who see the folder (default: in logs/ALGO)
+      sqlite:///FOLDER/NAME.db                     a database file, for a few workers on one machine
+      postgresql://USER:PASSWORD@HOST/DATABASE     a server: pip install psycopg2-binary
+      mysql+pymysql://USER:PASSWORD@HOST/DATABASE  a server: pip install pymysql
+    """
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--algo", default="acer")
+    parser.add_argument("--env", default="CartPole-v1")
+    parser.add_argument("-f", "--log-folder", default=LOG_FOLDER)
+    parser.add_argument("--storage")
+    parser.add_argument("--study-name")
+    parser.add_argument("--seed")  # not for other workers, which would draw the same trials
+    options, others = parser.parse_known_args(arguments)
+    env_name = options.env.replace("/", "-")
+    storage = whole_path(options.storage or f"{options.log_folder}/{options.algo}/{env_name}.log")
+    study_name = options.study_name or f"{options.algo}-{env_name}"
+    study = ["--storage", storage, "--study-name", study_name]
+
+    def same(name: str, *more: str) -> str:
+        start = command(name, options.algo, options.env, options.log_folder)
+        return f"{start} {shlex.join([*others, *study, *more])}"
+
+    if not asks_for_help(arguments):
+        print(f"To add a worker, here or on another machine: {same('tune')}", flush=True)
+    run_training("tune", [*SEARCH, *arguments, *study])
+    best = optuna.load_study(storage=open_storage(storage), study_name=study_name).best_trial.number
+    print(f"To train with the best trial: {same('train', '--trial-id', str(best))}")
+
+
+def whole_path(storage: str) -> str:
+    """A study's storage as a worker in another folder has to name it."""
+    path = storage.removeprefix("sqlite:///")
+    if path == storage and not storage.endswith(".log"):
+        if "://" not in storage:
+            sys.exit(f"sb3-acer tune: --storage must end in .log or be the URL of a database, got {storage!r}")
+        return storage
+    return storage.removesuffix(path) + str(Path(path).absolute())
 
 
 def enjoy(arguments: list[str]) -> None:
     """watch a saved agent, or write a video of it where there is no screen"""
     with patch.multiple(rl_zoo3.enjoy, get_model_path=find_agent, create_test_env=watchable_env):
-        run_zoo("enjoy", rl_zoo3.enjoy.enjoy, ["--algo", "acer", "-f", LOG_FOLDER], arguments)
+        run_zoo("enjoy", rl_zoo3.enjoy.enjoy, SAVED_AGENT, arguments)
+
+
+def plot_train(arguments: list[str]) -> None:
+    """plot how training went: reward, length or success of its episodes"""
+    from rl_zoo3.plots import plot_train
+
+    plot("plot-train", plot_train, SAVED_LOGS, arguments)
+
+
+def all_plots(arguments: list[str]) -> None:
+    """plot the evaluations made while training, several agents together, and print a table"""
+    from rl_zoo3.plots import all_plots
+
+    plot("all-plots", all_plots, SAVED_LOGS, arguments)
+
+
+def plot_from_file(arguments: list[str]) -> None:
+    """plot what all-plots has written with --output, of two runs or more of each agent"""
+    from rl_zoo3.plots import plot_from_file
+
+    plot("plot-from-file", plot_from_file, [], arguments)
+
+
+def plot(name: str, script: Callable[[], None], defaults: list[str], arguments: list[str]) -> None:
+    with figures_saved(Path(LOG_FOLDER, "plots")):
+        run_zoo(name, script, defaults, arguments)
+
+
+def record_video(arguments: list[str]) -> None:
+    """write a video of a saved agent"""
+    run_module("record-video", SAVED_AGENT, arguments)
+
+
+def record_training(arguments: list[str]) -> None:
+    """write a video of how an agent has learnt: its checkpoints, one after another (train --save-freq)"""
+    with ffmpeg_on_path() as found:
+        if not found:
+            sys.exit("sb3-acer record-training: ffmpeg, which joins the videos, is not there: install ffmpeg")
+        try:
+            run_module("record-training", SAVED_AGENT, arguments)
+        except AssertionError as error:
+            sys.exit(f"sb3-acer record-training: {error}")
+
+
+def benchmark(arguments: list[str]) -> None:
+    """evaluate every saved agent of --log-dir (not those of the hub) and write a table"""
+    run_module("benchmark", ["--no-hub", "--log-dir", LOG_FOLDER], arguments)
+
+
+def push_to_hub(arguments: list[str]) -> None:
+    """upload a saved agent to the Hugging Face hub, with a model card and a video"""
+    with ffmpeg_on_path():
+        run_module("push-to-hub", SAVED_AGENT, arguments)
+
+
+def zoo_path(arguments: list[str]) -> None:
+    """print the folder that makes --algo acer known to rl-zoo's own commands, as their PYTHONPATH"""
+    print(ZOO_PATH)
 
 
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "train": train,
     "enjoy": enjoy,
+    "tune": tune,
+    "plot-train": plot_train,
+    "all-plots": all_plots,
+    "plot-from-file": plot_from_file,
+    "record-video": record_video,
+    "record-training": record_training,
+    "benchmark": benchmark,
+    "push-to-hub": push_to_hub,
+    "zoo-path": zoo_path,
+    "migrate": migration.main,
 }
 
 
+def description(name: str) -> list[str]:
+    return inspect.cleandoc(COMMANDS[name].__doc__ or "").splitlines()
+
+
+def asks_for_help(arguments: list[str]) -> bool:
+    return not {"-h", "--help"}.isdisjoint(arguments)
+
+
 def usage() -> str:
-    commands = "\n".join(f"  {name:<8}{run.__doc__}" for name, run in COMMANDS.items())
+    commands = "\n".join(f"  {name:<17}{description(name)[0]}" for name in COMMANDS)
     return (
         f"sb3-acer {__version__}: rl-zoo's commands, with ACER\n\nusage: sb3-acer COMMAND [ARGUMENTS]\n\n{commands}\n\n"
         "The arguments are those of rl-zoo: sb3-acer COMMAND --help lists them."
@@ -288,13 +368,15 @@ def usage() -> str:
 
 def main(arguments: list[str]) -> int:
     """Run a command line and return its exit code."""
-    if not arguments or arguments[0] in ("-h", "--help"):
+    if not arguments or asks_for_help(arguments[:1]):
         print(usage())
         return 0
     name, *rest = arguments
     if name not in COMMANDS:
         print(f"sb3-acer: command must be one of {', '.join(COMMANDS)}, got {name!r}", file=sys.stderr)
         return 2
+    if asks_for_help(rest):
+        print("\n".join(description(name)), end="\n\n")
     register()
     try:
         COMMANDS[name](rest)

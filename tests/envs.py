@@ -53,3 +53,65 @@ class Recorder(gym.Env[Any, Any]):
             reward = value if what == "reward" else reward
             observation[0] = value if what == "observation" else observation[0]
         return observation, reward, over, False, {}
+
+
+class Recall(gym.Env[Any, Any]):
+    """
+    A cue in the first observation, nothing to see for `length` steps, then the question: a reward of 1 for the cue, of
+    -1 for any other action. Without memory the best mean reward is 0.
+    """
+
+    def __init__(self, length: int = 3) -> None:
+        self.observation_space = spaces.Box(0, 1, (3,))  # the two cues, the question
+        self.action_space = spaces.Discrete(2)
+        self.length = length
+        self.cue = 0
+        self.n_steps = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.cue, self.n_steps = int(self.np_random.integers(2)), 0
+        return np.eye(3, dtype=np.float32)[self.cue], {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.n_steps += 1
+        asked = self.n_steps == self.length + 1
+        observation = np.zeros(3, np.float32)
+        observation[2] = asked
+        over = self.n_steps == self.length + 2
+        reward = (1.0 if action == self.cue else -1.0) if over else 0.0
+        return observation, reward, over, False, {}
+
+
+class TMaze(gym.Env[Any, Any]):
+    """
+    Bakker's T-maze (2001): a sign at the start says which way to turn at the end of a corridor of `length` fields, all
+    of them alike. A reward of 4 for the right way, of -0.1 for walking into a wall and for the other way, which also
+    ends the episode; so does a time limit.
+    """
+
+    def __init__(self, length: int = 10) -> None:
+        self.observation_space = spaces.Box(0, 1, (4,))  # the two signs, corridor, junction
+        self.action_space = spaces.Discrete(3)  # turn one way, turn the other way, walk on
+        self.length = length
+        self.sign = 0
+        self.place = 0
+        self.n_steps = 0
+
+    def _look(self) -> Any:
+        seen = self.sign if self.place == 0 else 3 if self.place == self.length else 2
+        return np.eye(4, dtype=np.float32)[seen]
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.sign, self.place, self.n_steps = int(self.np_random.integers(2)), 0, 0
+        return self._look(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.n_steps += 1
+        too_long = self.n_steps == 5 * self.length
+        if self.place == self.length and action != 2:
+            return self._look(), 4.0 if action == self.sign else -0.1, True, False, {}
+        walks = action == 2 and self.place < self.length
+        self.place += walks
+        return self._look(), 0.0 if walks else -0.1, False, too_long, {}

@@ -61,6 +61,7 @@ class Step(TypedDict):
     reward: Array  # float32 that numbers all steps of all environments: the name by which a sequence is found again
     terminated: Array
     truncated: Array
+    states: Array  # before the step
 
 
 RESET = "all environments are reset from outside"
@@ -77,6 +78,7 @@ class Sequence(NamedTuple):
     terminated: Array
     truncated: Array
     finals: dict[int, Rows]  # final observations, by the step that was truncated
+    state: Array  # before the first step
 
 
 class Case(NamedTuple):
@@ -91,6 +93,7 @@ class Case(NamedTuple):
     truncates: float = 0.1
     resets: float = 0.05
     seed: int = 0
+    width: int = 2  # of what is remembered
 
 
 def draw(space: spaces.Space[Any], rng: np.random.Generator, n: int) -> Array:
@@ -114,7 +117,7 @@ def draw_rows(space: spaces.Space[Any], rng: np.random.Generator, n: int) -> Row
 
 def simulate(case: Case, first_reward: int = 0) -> list[Event]:
     """What a vectorised environment of random observations does."""
-    rng = np.random.default_rng(case.seed)
+    rng, memories = np.random.default_rng(case.seed), np.random.default_rng([case.seed, 1])
     space, n = SPACES[case.kind], case.n_envs
     events: list[Event] = []
     obs = draw_rows(space, rng, n)
@@ -134,6 +137,7 @@ def simulate(case: Case, first_reward: int = 0) -> list[Event]:
                 "reward": np.arange(n, dtype=np.float32) + first_reward + t * n,
                 "terminated": terminated,
                 "truncated": truncated,
+                "states": memories.normal(size=(n, case.width)).astype(np.float32),
             }
         )
         fresh = draw_rows(space, rng, n)
@@ -162,8 +166,9 @@ def feed(buffer: SequenceReplayBuffer, events: Iterable[Event]) -> None:
             for cut, ended, reward in zip(step["truncated"], done, step["reward"], strict=True)
         ]
         arrays = (step["action"], step["reward"], done)
-        buffer.add(obs, next_obs, *arrays, infos, behaviour=step["behaviour"])
-        for array in (*arrays, step["behaviour"], *step["obs"].values(), *step["next_obs"].values()):
+        states = step["states"] if step["states"].size else None
+        buffer.add(obs, next_obs, *arrays, infos, behaviour=step["behaviour"], states=states)
+        for array in (*arrays, step["behaviour"], step["states"], *step["obs"].values(), *step["next_obs"].values()):
             array.fill(1)
 
 
@@ -220,6 +225,7 @@ class Oracle:
             np.array([step["terminated"][env] for step in steps]),
             truncated,
             {int(t): finals[t] for t in np.flatnonzero(truncated)},
+            steps[0]["states"][env],
         )
 
     def find(self, sequence: Sequence) -> tuple[int, int]:
@@ -252,6 +258,7 @@ def sequences(batch: SequenceBatch) -> list[Sequence]:
             terminated[:, b],
             truncated[:, b],
             {},
+            batch.states[b].numpy(),
         )
         for b in range(n_sequences)
     ]
@@ -277,7 +284,7 @@ def assert_close_rows(got: Rows, expected: Rows, rtol: float, name: str) -> None
 
 def assert_same(got: Sequence, expected: Sequence, rtol: float = 0) -> None:
     assert_close_rows(got.observations, expected.observations, rtol, "observations")
-    for name in ("action", "behaviour", "reward", "terminated", "truncated"):
+    for name in ("action", "behaviour", "reward", "terminated", "truncated", "state"):
         assert_close(getattr(got, name), getattr(expected, name), rtol, name)
     assert got.finals.keys() == expected.finals.keys()
     for t, rows in expected.finals.items():
@@ -332,7 +339,7 @@ def filled(case: Case) -> tuple[SequenceReplayBuffer, Oracle]:
 
 def n_places(buffer: SequenceReplayBuffer) -> int:
     """Rows of the table of final observations."""
-    return max((len(table) for table in buffer._finals.values()), default=0)
+    return max((len(table) for table in buffer._finals.rows.values()), default=0)
 
 
 def saved_size(buffer: SequenceReplayBuffer) -> int:
@@ -352,6 +359,7 @@ def cases(kinds: Iterable[str] = SPACES, **kwargs: Any) -> st.SearchStrategy[Cas
         "truncates": chance,
         "resets": chance,
         "seed": st.integers(0, 2**32 - 1),
+        "width": st.sampled_from([0, 1, 4]),
         **kwargs,
     }
     return st.builds(Case, **strategies)
@@ -436,6 +444,48 @@ def test_a_slot_goes_on_in_its_border_row_where_the_episode_does() -> None:
     assert n_going_on > 20
 
 
+def test_a_slot_begins_with_what_was_remembered_before_its_first_step() -> None:
+    case = Case(n_steps=4, n_envs=3, buffer_size=16, n_events=30, resets=0, width=5)
+    events = [event for event in simulate(case) if isinstance(event, dict)]
+    buffer = make_buffer(case)
+    for t, event in enumerate(events):
+        feed(buffer, [event])
+        if buffer.step == 0:
+            np.testing.assert_array_equal(buffer.latest().states, events[t - 3]["states"])
+            np.testing.assert_array_equal(buffer.latest().states, buffer.latest(normalizer(case)).states)
+    batch = buffer.sample(200, rng=np.random.default_rng(0))
+    firsts = batch.rewards[0].long() // 3
+    assert set(firsts.tolist()) == {12, 16, 20, 24}
+    expected = [events[t]["states"][env] for t, env in zip(firsts.tolist(), batch.envs, strict=True)]
+    np.testing.assert_array_equal(batch.states, expected)
+
+
+def test_what_has_no_memory_has_states_without_width() -> None:
+    buffer, _ = filled(Case(n_events=20, width=0))
+    assert buffer.latest().states.shape == (2, 0)
+    assert buffer.sample(7).states.shape == (7, 0)
+    assert buffer.with_envs(3).latest().states.shape == (3, 0)
+
+
+@settings(REPEATABLE, max_examples=40)
+@given(cases(n_steps=st.integers(2, 7), n_events=st.integers(7, 40)), st.integers(0, 6))
+def test_after_some_steps_the_rest_of_the_sequences_is_left(case: Case, n_left_out: int) -> None:
+    buffer, _ = filled(case)
+    n_left_out = min(n_left_out, case.n_steps - 1)
+    batch = buffer.sample(9, rng=np.random.default_rng(case.seed))
+    whole = deepcopy(batch)
+    states = th.randn(9, 3)
+    rest = batch.after(n_left_out, states)
+    np.testing.assert_array_equal(rest.envs, batch.envs)
+    assert th.equal(rest.ends, batch.ends[n_left_out:])
+    for got, sequence, state in zip(sequences(rest), sequences(whole), states.numpy(), strict=True):
+        observations = {key: rows[n_left_out:] for key, rows in sequence.observations.items()}
+        finals = {t - n_left_out: rows for t, rows in sequence.finals.items() if t >= n_left_out}
+        columns = {name: getattr(sequence, name)[n_left_out:] for name in Sequence._fields[1:6]}
+        assert_same(got, sequence._replace(observations=observations, **columns, finals=finals, state=state))
+    assert_same_batches(batch, whole)  # which is as it was
+
+
 # Draws
 
 
@@ -515,6 +565,7 @@ def test_a_batch_does_not_share_the_buffers_memory() -> None:
         parts = (*batch.observations.values(), *batch.final_observations.values())
         for tensor in (*parts, batch.actions, batch.behaviour, batch.rewards, batch.terminated, batch.truncated):
             tensor.fill_(1)
+        batch.states.fill_(1)
         batch.envs.fill(0)
     assert_kept(buffer, oracle)
     batch = buffer.latest()
@@ -627,6 +678,7 @@ class Canonical(NamedTuple):
     successors: tuple[bytes | None, ...]
     columns: tuple[bytes, ...]
     inner_cuts: tuple[bool, ...]
+    state: bytes
 
 
 def canonical(sequence: Sequence) -> Canonical:
@@ -642,6 +694,7 @@ def canonical(sequence: Sequence) -> Canonical:
         ),
         tuple(np.ascontiguousarray(column).tobytes() for column in sequence[1:5]),
         tuple(sequence.truncated[:-1]),
+        sequence.state.tobytes(),
     )
 
 
@@ -789,7 +842,7 @@ def test_a_reset_buffer_is_a_new_one(first: Case, second: Case) -> None:
     assert_kept(buffer, Oracle(case, events))
 
 
-def test_a_reset_buffer_takes_actions_and_statistics_of_another_width() -> None:
+def test_a_reset_buffer_takes_actions_statistics_and_states_of_another_width() -> None:
     case = Case(n_events=20)
     buffer, _ = filled(case)
     buffer.reset()
@@ -798,6 +851,7 @@ def test_a_reset_buffer_takes_actions_and_statistics_of_another_width() -> None:
         if isinstance(step, dict):
             step["action"] = step["action"][:, :1].astype(np.float32) / 7
             step["behaviour"] = np.tile(step["behaviour"], 3)
+            step["states"] = np.tile(step["states"], 2)
     feed(buffer, events)
     assert_kept(buffer, Oracle(case, events))
 
@@ -813,13 +867,14 @@ def test_no_observation_is_stored_twice() -> None:
     assert saved_size(buffer) < 1.2 * 100 * frames.nbytes
 
 
+@pytest.mark.parametrize("width", [0, 100], ids=["feed-forward", "recurrent"])
 @pytest.mark.parametrize(("kind", "row_bytes"), [("image", 60), ("float64", 16), ("dict", 60 + 12 + 8 + 12)])
 def test_a_buffer_that_will_not_fit_in_memory_warns_with_both_figures(
-    kind: str, row_bytes: int, monkeypatch: pytest.MonkeyPatch
+    kind: str, row_bytes: int, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    case = Case(kind, n_steps=10, n_envs=4, buffer_size=500_000, n_events=25)
-    # action, behaviour, reward, two flags; a place for the final observation
-    needed = case.buffer_size * case.n_envs * (row_bytes + 2 * 8 + 4 * 4 + 4 + 2 + 8)
+    case = Case(kind, n_steps=10, n_envs=4, buffer_size=500_000, n_events=25, width=width)
+    # action, behaviour, reward, two flags; a place for the final observation; a tenth of what is remembered
+    needed = case.buffer_size * case.n_envs * (row_bytes + 2 * 8 + 4 * 4 + 4 + 2 + 8 + width * 4 / 10)
     memory = SimpleNamespace(available=needed * 0.9)
     monkeypatch.setattr("sb3_acer.buffer.psutil.virtual_memory", lambda: memory)
     events = [event for event in simulate(case) if isinstance(event, dict)]

@@ -24,6 +24,7 @@ from sb3_acer.policies import (
     MultiInputPolicy,
     QHead,
 )
+from sb3_acer.recurrent import LSTM, LayerNormLSTM
 from sb3_acer.rmsprop import RMSpropTF
 
 Space = spaces.Space[Any]
@@ -47,10 +48,16 @@ ACTIONS: dict[str, Space] = {
     "MultiBinary": spaces.MultiBinary(3),
     "Box": spaces.Box(-10, 10, (2,)),
 }
+MEMORIES: dict[str, dict[str, Any]] = {
+    "feed-forward": {},
+    "LSTM": {"lstm_class": LSTM, "lstm_hidden_size": 16},
+    "LayerNormLSTM": {"lstm_class": LayerNormLSTM, "lstm_hidden_size": 16},
+}
 VECTOR, DISCRETE = OBSERVATIONS["vector"], ACTIONS["Discrete"]
 every_observation = pytest.mark.parametrize("observation_space", OBSERVATIONS.values(), ids=OBSERVATIONS)
 every_action = pytest.mark.parametrize("action_space", ACTIONS.values(), ids=ACTIONS)
 sampled_actions = pytest.mark.parametrize("action_space", list(ACTIONS.values())[1:], ids=list(ACTIONS)[1:])
+with_or_without_memory = pytest.mark.parametrize("memory", MEMORIES.values(), ids=MEMORIES)
 shared_or_not = pytest.mark.parametrize("share", [True, False], ids=["one extractor", "two extractors"])
 
 
@@ -129,7 +136,8 @@ def sequences(policy: ACERPolicy, n_steps: int = 4, n_sequences: int = 3) -> Seq
 
 def stats_of(policy: ACERPolicy, rows: Obs) -> th.Tensor:
     """Where nothing is remembered."""
-    return policy(rows, nothing(policy, rows))[0]
+    stats: th.Tensor = policy(rows, nothing(policy, rows))[0]
+    return stats
 
 
 def nothing(policy: ACERPolicy, rows: Obs) -> th.Tensor:
@@ -191,9 +199,10 @@ def test_next_values_are_those_of_the_true_successors(action_space: Space, share
     close(next_values, expected)
 
 
+@with_or_without_memory
 @every_action
-def test_values_of_one_step_are_the_next_values_of_the_one_before(action_space: Space) -> None:
-    policy = make(VECTOR, action_space)
+def test_values_of_one_step_are_the_next_values_of_the_one_before(action_space: Space, memory: dict[str, Any]) -> None:
+    policy = make(VECTOR, action_space, **memory)
     given = sequences(policy)._replace(final_observations=th.zeros(0, 3), final_steps=th.zeros(0, dtype=th.int64))
     found = evaluate(policy, given)
     assert th.equal(found.values[1:].detach(), found.next_values[:-1])
@@ -240,9 +249,10 @@ def test_the_mean_q_of_sampled_actions_is_the_value_of_the_state(action_space: S
     close(found.values[0], policy.predict_values(observations[:1], nothing(policy, observations[:1]))[0].expand(n))
 
 
+@with_or_without_memory
 @sampled_actions
-def test_candidates_are_sampled_from_the_policy(action_space: Space) -> None:
-    policy, n = make(VECTOR, action_space), 20_000
+def test_candidates_are_sampled_from_the_policy(action_space: Space, memory: dict[str, Any]) -> None:
+    policy, n = make(VECTOR, action_space, **memory), 20_000
     given = sequences(policy, 1, 1)._replace(final_steps=th.zeros(0, dtype=th.int64))
     with th.no_grad():
         found = evaluate(policy, given, n)
@@ -264,9 +274,10 @@ def within_sampling_error(policy: ACERPolicy, actions: th.Tensor, stats: th.Tens
         assert ((encoded.mean(0) - stats).abs() < 4 * standard_error).all()
 
 
+@with_or_without_memory
 @sampled_actions
-def test_an_action_is_judged_alike_whether_it_was_taken_or_sampled(action_space: Space) -> None:
-    policy = make(VECTOR, action_space)
+def test_an_action_is_judged_alike_whether_it_was_taken_or_sampled(action_space: Space, memory: dict[str, Any]) -> None:
+    policy = make(VECTOR, action_space, **memory)
     given = sequences(policy)
     found = evaluate(policy, given)
     for k in range(3):
@@ -305,9 +316,10 @@ def test_q_of_an_action_is_the_value_and_its_advantage_over_sampled_ones(action_
     close(others[0], values - th.stack([advantage(sampled[:, :, k]) for k in range(3, 6)]).mean(0))
 
 
+@with_or_without_memory
 @every_action
-def test_gradients_of_the_critic_do_not_reach_the_policy_and_back(action_space: Space) -> None:
-    policy = make(VECTOR, action_space)
+def test_gradients_of_the_critic_do_not_reach_the_policy_and_back(action_space: Space, memory: dict[str, Any]) -> None:
+    policy = make(VECTOR, action_space, **memory)
     found = evaluate(policy, sequences(policy))
 
     def reached(*outputs: th.Tensor) -> set[str]:
@@ -392,9 +404,10 @@ def test_dict_observations_are_their_parts_side_by_side() -> None:
     close(stats_of(policy, rows), expected, 1e-6)
 
 
+@with_or_without_memory
 @every_action
-def test_the_probabilities_of_each_factor_sum_to_one(action_space: Space) -> None:
-    policy = make(VECTOR, action_space, log_std_init=-0.7)
+def test_the_probabilities_of_each_factor_sum_to_one(action_space: Space, memory: dict[str, Any]) -> None:
+    policy = make(VECTOR, action_space, log_std_init=-0.7, **memory)
     given = sequences(policy)
     stats = policy.statistics(given.observations, given.states, given.ends)
     if isinstance(action_space, spaces.Box):
@@ -409,10 +422,13 @@ def test_the_probabilities_of_each_factor_sum_to_one(action_space: Space) -> Non
 # Predictions
 
 
+@with_or_without_memory
 @every_action
 @every_observation
-def test_predictions_are_elements_of_the_action_space(observation_space: Space, action_space: Space) -> None:
-    policy = make(observation_space, action_space, log_std_init=3.0)
+def test_predictions_are_elements_of_the_action_space(
+    observation_space: Space, action_space: Space, memory: dict[str, Any]
+) -> None:
+    policy = make(observation_space, action_space, log_std_init=3.0, **memory)
     rows = rows_of(observation_space, 20)
     observations = {key: part.numpy() for key, part in rows.items()} if isinstance(rows, dict) else rows.numpy()
     for deterministic in (True, False):
@@ -426,9 +442,12 @@ def test_predictions_are_elements_of_the_action_space(observation_space: Space, 
     np.testing.assert_allclose(action, mode[0], rtol=1e-5, atol=1e-6)
 
 
+@with_or_without_memory
 @every_action
-def test_stochastic_predictions_have_the_distribution_of_the_policy(action_space: Space) -> None:
-    policy = make(VECTOR, action_space)
+def test_stochastic_predictions_have_the_distribution_of_the_policy(
+    action_space: Space, memory: dict[str, Any]
+) -> None:
+    policy = make(VECTOR, action_space, **memory)
     observation = rows_of(VECTOR, 1)
     assert isinstance(observation, th.Tensor)
     predicted, _ = policy.predict(observation.expand(10_000, -1).numpy())
@@ -437,8 +456,9 @@ def test_stochastic_predictions_have_the_distribution_of_the_policy(action_space
     within_sampling_error(policy, actions.to(policy.family.action_dtype), stats_of(policy, observation)[0].detach())
 
 
-def test_predictions_follow_torchs_seed() -> None:
-    policy, observations = make(), np.zeros((100, 3), np.float32)
+@with_or_without_memory
+def test_predictions_follow_torchs_seed(memory: dict[str, Any]) -> None:
+    policy, observations = make(**memory), np.zeros((100, 3), np.float32)
     drawn = []
     for seed in (1, 1, 2):
         th.manual_seed(seed)
@@ -450,10 +470,11 @@ def test_predictions_follow_torchs_seed() -> None:
 # Construction
 
 
+@with_or_without_memory
 @every_action
 @every_observation
 def test_a_loaded_policy_is_the_one_that_was_saved(
-    observation_space: Space, action_space: Space, tmp_path: Path
+    observation_space: Space, action_space: Space, tmp_path: Path, memory: dict[str, Any]
 ) -> None:
     policy = make(
         observation_space,
@@ -464,6 +485,7 @@ def test_a_loaded_policy_is_the_one_that_was_saved(
         share_features_extractor=False,
         optimizer_class=th.optim.Adam,
         optimizer_kwargs={"eps": 1e-3},
+        **memory,
     )
     with th.no_grad():
         for weight in policy.weights:
@@ -482,6 +504,7 @@ def widths(network: nn.Module) -> list[int]:
     return [module.out_features for module in network.modules() if isinstance(module, nn.Linear)]
 
 
+@with_or_without_memory
 @pytest.mark.parametrize(
     ("net_arch", "pi", "qf"),
     [
@@ -498,9 +521,9 @@ def widths(network: nn.Module) -> list[int]:
 )
 @every_action
 def test_net_arch_gives_the_layers_of_both_networks(
-    net_arch: Any, pi: list[int], qf: list[int], action_space: Space
+    net_arch: Any, pi: list[int], qf: list[int], action_space: Space, memory: dict[str, Any]
 ) -> None:
-    policy = make(VECTOR, action_space, net_arch=net_arch, activation_fn=nn.ReLU)
+    policy = make(VECTOR, action_space, net_arch=net_arch, activation_fn=nn.ReLU, **memory)
     assert widths(policy.pi_net) == pi
     assert widths(policy.q_net) == qf
     activations = [type(module) for module in (*policy.pi_net, *policy.q_net) if not isinstance(module, nn.Linear)]
@@ -540,10 +563,11 @@ def test_an_unsupported_action_space_is_an_error() -> None:
         make(VECTOR, spaces.Tuple((spaces.Discrete(2),)))
 
 
+@with_or_without_memory
 @every_action
-def test_extractors_are_shared_or_separate_as_asked(action_space: Space) -> None:
+def test_extractors_are_shared_or_separate_as_asked(action_space: Space, memory: dict[str, Any]) -> None:
     for share in (True, False):
-        policy = make(IMAGE, action_space, share_features_extractor=share)
+        policy = make(IMAGE, action_space, share_features_extractor=share, **memory)
         given = sequences(policy, 2, 2)
         before = evaluate(policy, given)
         with th.no_grad():
@@ -599,10 +623,11 @@ def test_layers_are_initialised_orthogonally(observation_space: Space, action_sp
     assert (products - products.diagonal().diag()).abs().max() > 1e-3
 
 
+@with_or_without_memory
 @every_action
-def test_a_new_policy_is_as_good_as_indifferent(action_space: Space) -> None:
+def test_a_new_policy_is_as_good_as_indifferent(action_space: Space, memory: dict[str, Any]) -> None:
     """Which is what the small gain of its head is for: the outputs are hardly different from 0 in any state."""
-    policy = make(VECTOR, action_space, ortho_init=True)
+    policy = make(VECTOR, action_space, ortho_init=True, **memory)
     stats = stats_of(policy, th.from_numpy(np.random.default_rng(0).uniform(-1, 1, (50, 3))))
     indifferent = policy.family.statistics(th.zeros(50, policy.family.n_outputs), policy.log_std)
     assert (stats - indifferent).abs().max() < 0.02
@@ -621,14 +646,17 @@ def test_hidden_layers_compute_what_their_modules_do(hidden: list[int], activati
     assert network.state_dict().keys() == plain.state_dict().keys()
 
 
+@with_or_without_memory
 @pytest.mark.parametrize("learn", [True, False])
-def test_the_standard_deviation_is_learnt_or_fixed_as_asked(learn: bool, tmp_path: Path) -> None:
-    policy = make(VECTOR, ACTIONS["Box"], log_std_init=-1.0, learn_log_std=learn)
+def test_the_standard_deviation_is_learnt_or_fixed_as_asked(
+    learn: bool, tmp_path: Path, memory: dict[str, Any]
+) -> None:
+    policy = make(VECTOR, ACTIONS["Box"], log_std_init=-1.0, learn_log_std=learn, **memory)
     policy.save(str(tmp_path / "policy.pt"))
     for each in (policy, MlpPolicy.load(str(tmp_path / "policy.pt"), device="cpu")):
         rows = rows_of(VECTOR, 5)
         before = stats_of(each, rows).detach()
-        stats_of(each, rows).square().sum().backward()
+        th.autograd.backward(stats_of(each, rows).square().sum())
         each.optimizer.param_groups[0]["lr"] = 0.1
         each.optimizer.step()
         mean, std = (stats_of(each, rows).detach() - before).chunk(2, -1)
@@ -636,9 +664,12 @@ def test_the_standard_deviation_is_learnt_or_fixed_as_asked(learn: bool, tmp_pat
         assert (std != 0).all() if learn else (std == 0).all()
 
 
+@with_or_without_memory
 @pytest.mark.parametrize("action_space", [DISCRETE, ACTIONS["Box"]], ids=["Discrete", "Box"])
-def test_the_optimizer_has_every_parameter_once_at_the_first_learning_rate(action_space: Space) -> None:
-    policy = make(VECTOR, action_space, optimizer_kwargs={"alpha": 0.5})
+def test_the_optimizer_has_every_parameter_once_at_the_first_learning_rate(
+    action_space: Space, memory: dict[str, Any]
+) -> None:
+    policy = make(VECTOR, action_space, optimizer_kwargs={"alpha": 0.5}, **memory)
     (group,) = policy.optimizer.param_groups
     assert isinstance(policy.optimizer, RMSpropTF)
     assert (group["lr"], group["alpha"]) == (7e-4, 0.5)
@@ -646,8 +677,9 @@ def test_the_optimizer_has_every_parameter_once_at_the_first_learning_rate(actio
     assert set(group["params"]) == set(policy.parameters()) == set(policy.weights)
 
 
-def test_a_copy_of_a_policy_has_weights_of_its_own() -> None:
-    policy = make()
+@with_or_without_memory
+def test_a_copy_of_a_policy_has_weights_of_its_own(memory: dict[str, Any]) -> None:
+    policy = make(**memory)
     copied = deepcopy(policy)
     assert [id(weight) for weight in copied.weights] == [id(weight) for weight in copied.parameters()]
     assert not set(copied.weights) & set(policy.weights)

@@ -1,0 +1,8 @@
+"""The settings of acer.yml as rl-zoo takes them from a module: ``-conf sb3_acer.hyperparams``."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+hyperparams: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("acer.yml").read_text())

@@ -1,0 +1,186 @@
+"""
+Recording demonstrations: arrays in stable-baselines' npz format, the N steps of M trajectories one after another.
+
+- ``obs``: observations, ``[N, ...]``, ``[N, 1]`` where the space is Discrete; or the paths of N images
+- ``actions``: as the environment got them, ``[N, ...]``, ``[N, 1]`` where the space is Discrete
+- ``rewards``: ``[N]`` or ``[N, 1]``
+- ``episode_starts``: whether a step is its trajectory's first, ``[N]``
+- ``episode_returns``: sum of each trajectory's rewards, ``[M]``
+
+Of two more, stable-baselines knows nothing; an old file does without:
+
+- ``truncated``: whether a trajectory was cut, by a time limit say, and has no terminal state, ``[M]``
+- ``final_obs``: what followed each trajectory's last step, in the form of ``obs``, ``[M, ...]``
+"""
+
+import warnings
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium import spaces
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.preprocessing import is_image_space
+from stable_baselines3.common.type_aliases import GymEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, unwrap_vec_normalize
+
+KEYS = ("actions", "obs", "rewards", "episode_returns", "episode_starts")
+END_KEYS = ("truncated", "final_obs")
+
+
+class _Step(NamedTuple):
+    observation: Any
+    action: Any
+    reward: float
+    ends: bool
+    truncated: bool
+    final_observation: Any
+    """None where the episode goes on"""
+
+
+def generate_expert_traj(
+    model: BaseAlgorithm | Callable[[Any], Any],
+    save_path: str | Path | None = None,
+    env: GymEnv | None = None,
+    n_timesteps: int = 0,
+    n_episodes: int = 100,
+    image_folder: str | Path = "recorded_images",
+) -> dict[str, np.ndarray]:
+    """
+    Record an expert's trajectories. Observations and rewards are the environment's own, also where the expert is shown
+    normalised ones.
+
+    :param model: an agent of SB3, whose actions are sampled; or a function from what the environment shows to what it
+        takes
+    :param save_path: npz file to write, without a suffix; None for none. Images then are PNG files in a folder.
+    :param env: the environment, by default the agent's. Of several environments side by side the first one is recorded.
+    :param n_timesteps: steps that the agent learns first
+    :param n_episodes: trajectories to record
+    :param image_folder: folder of the images, beside the npz file
+    :return: the arrays, as written
+    :raises ValueError: if there is no environment, for Dict observations, and if ``n_episodes`` is less than 1
+    :raises ImportError: if there are images to write and no OpenCV
+    """
+    env = model.get_env() if env is None and isinstance(model, BaseAlgorithm) else env
+    if env is None:
+        raise ValueError("env must be given where the model has none, got None")
+    if n_episodes < 1:
+        raise ValueError(f"n_episodes must be at least 1, got {n_episodes!r}")
+    require_no_dict(env.observation_space)
+    if isinstance(model, BaseAlgorithm) and n_timesteps > 0:
+        model.learn(n_timesteps)
+    keep: Callable[[Any], Any] = np.array
+    if save_path is not None and is_image_space(env.observation_space, check_channels=True):
+        keep = _image_writer(Path(save_path).parent, Path(image_folder))
+    steps: list[_Step] = []
+    n_ended = 0
+    for step in _play(model, env, keep):
+        steps.append(step)
+        n_ended += step.ends
+        if n_ended == n_episodes:
+            break
+    if isinstance(model, BaseAlgorithm) and env is model.get_env():
+        model._last_obs = None  # the environment is no longer where the agent left it
+    arrays = _arrays(steps)
+    if save_path is not None:
+        Path(save_path).parent.mkdir(parents=True, exist_ok=True)
+        np.savez(save_path, **arrays)  # type: ignore[arg-type]
+    return arrays
+
+
+def _play(model: BaseAlgorithm | Callable[[Any], Any], env: GymEnv, keep: Callable[[Any], Any]) -> Iterator[_Step]:
+    """Act in the first of the environments without end."""
+    venv = env if isinstance(env, VecEnv) else DummyVecEnv([lambda: env])
+    if venv.num_envs > 1:
+        warnings.warn(f"only the first of {venv.num_envs} environments is recorded", stacklevel=3)
+    normalize = unwrap_vec_normalize(venv)
+    starts: Any = np.ones(venv.num_envs, bool)
+    observations: Any
+    observations, state = venv.reset(), None
+    while True:
+        original: Any = observations if normalize is None else normalize.get_original_obs()
+        observation = keep(original[0])
+        if isinstance(model, BaseAlgorithm):
+            actions, state = model.predict(observations, state, starts)
+        else:
+            actions = model(observations) if venv is env else np.array([model(observations[0])])
+        observations, rewards, starts, infos = venv.step(actions)
+        ends, final = bool(starts[0]), None
+        if ends:
+            final = infos[0]["terminal_observation"]
+            final = keep(final if normalize is None else normalize.unnormalize_obs(final))
+        reward = (rewards if normalize is None else normalize.get_original_reward())[0]
+        truncated = ends and infos[0].get("TimeLimit.truncated", False)
+        yield _Step(observation, np.array(actions[0]), float(reward), ends, truncated, final)
+
+
+def _arrays(steps: list[_Step]) -> dict[str, np.ndarray]:
+    lasts = [step for step in steps if step.ends]
+    starts = np.roll([step.ends for step in steps], 1)
+    rewards = np.array([step.reward for step in steps])
+    columns = {
+        "actions": [step.action for step in steps],
+        "obs": [step.observation for step in steps],
+        "final_obs": [step.final_observation for step in lasts],
+    }
+    arrays = {key: np.array(rows) for key, rows in columns.items()}
+    for key, array in arrays.items():
+        if array.ndim == 1 and array.dtype.kind != "U":
+            arrays[key] = array[:, np.newaxis]  # stable-baselines gave numbers an axis
+    return {
+        **arrays,
+        "rewards": rewards,
+        "episode_returns": np.add.reduceat(rewards, np.flatnonzero(starts)),
+        "episode_starts": starts,
+        "truncated": np.array([step.truncated for step in lasts]),
+    }
+
+
+def require_no_dict(space: spaces.Space[Any]) -> None:
+    """
+    :param space: an observation space
+    :raises ValueError: if it is a Dict
+    """
+    if isinstance(space, spaces.Dict):
+        raise ValueError(f"observation_space must not be a Dict, which demonstrations have no place for, got {space!r}")
+
+
+# OpenCV has blue first. stable-baselines turned three channels round for it, and no four, which are stacked frames.
+
+
+def read_image(path: Path) -> np.ndarray:
+    """
+    :param path: of an image with 1, 3 or 4 channels
+    :return: ``[height, width, channels]``
+    :raises ValueError: if there is none
+    """
+    image = _opencv().imread(str(path), -1)
+    if image is None:
+        raise ValueError(f"obs must hold paths of images, got {str(path)!r}")
+    channels: np.ndarray = image[..., np.newaxis] if image.ndim == 2 else image
+    return channels[..., ::-1] if channels.shape[-1] == 3 else channels
+
+
+def _image_writer(folder: Path, image_folder: Path) -> Callable[[np.ndarray], str]:
+    cv2, numbers = _opencv(), count()
+    (folder / image_folder).mkdir(parents=True, exist_ok=True)
+
+    def write(image: np.ndarray) -> str:
+        path = image_folder / f"{next(numbers)}.png"
+        image = image if image.shape[-1] in (1, 3, 4) else np.moveaxis(image, 0, -1)
+        image = image[..., ::-1] if image.shape[-1] == 3 else image
+        cv2.imwrite(str(folder / path), np.ascontiguousarray(image))
+        return str(path)
+
+    return write
+
+
+def _opencv() -> ModuleType:
+    try:
+        import cv2
+    except ImportError as error:
+        raise ImportError("images of demonstrations need OpenCV: pip install sb3-acer[atari]") from error
+    return cv2

@@ -1,0 +1,141 @@
+"""Films and pictures in place of windows, where there is no screen."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from ctypes.util import find_library
+from pathlib import Path
+from shutil import which
+from tempfile import TemporaryDirectory
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+from matplotlib import pyplot as plt
+from rl_zoo3.utils import create_test_env
+from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
+
+FILM_STEPS = 1000  # frames are kept in memory until the video is written: 0.7 MB each for CartPole
+
+
+def has_screen() -> bool:
+    """Whether a window can open, as far as it can be told: on Linux by the variables of X11 and Wayland."""
+    return not sys.platform.startswith("linux") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+
+
+def draw_offscreen() -> None:
+    """Keep what draws environments from looking for a screen that is not there."""
+    if has_screen():
+        return
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # else pygame looks for a screen, and says what it did not find
+    if find_library("EGL"):  # MuJoCo would try to open a window; its import fails if told of an EGL that is not there
+        os.environ.setdefault("MUJOCO_GL", "egl")
+
+
+class Film(VecEnvWrapper):
+    """Keeps a frame wherever the zoo draws on the screen, and writes them as a video when it closes.
+
+    :param path: where to write, without the suffix
+    """
+
+    def __init__(self, venv: VecEnv, path: Path) -> None:
+        super().__init__(venv)
+        self.path = path
+        self.frames: list[np.ndarray] = []
+        self.filming = True
+
+    def reset(self) -> VecEnvObs:
+        return self.venv.reset()
+
+    def step_wait(self) -> VecEnvStepReturn:
+        return self.venv.step_wait()
+
+    def render(self, mode: str | None = None) -> None:
+        if not self.filming:
+            return
+        try:
+            frame = self.venv.render("rgb_array")
+        except Exception as error:  # without a screen each renderer fails in its own way, and the run can do without
+            print(f"No video: the environment cannot be drawn here ({error!r})")
+            self.filming = False
+            return
+        if frame is not None:
+            self.frames.append(frame)
+        self.filming = len(self.frames) < FILM_STEPS
+
+    def close(self) -> None:
+        fps = self.venv.get_attr("metadata")[0].get("render_fps") or 30
+        super().close()
+        if self.frames:
+            print(f"Video of {len(self.frames)} steps: {write_film(self.frames, fps, self.path)}")
+            self.frames = []
+
+
+def write_film(frames: list[np.ndarray], fps: float, path: Path) -> Path:
+    """Write an MP4, or a GIF where moviepy or its ffmpeg is missing; returns the file's path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    video = path.with_name(f"{path.name}.mp4")
+    try:
+        from moviepy import ImageSequenceClip
+
+        ImageSequenceClip(frames, fps=fps).write_videofile(str(video), logger=None)
+    except (ImportError, OSError, RuntimeError):
+        from PIL import Image
+
+        video.unlink(missing_ok=True)
+        video = path.with_name(f"{path.name}.gif")
+        first, *rest = (Image.fromarray(frame) for frame in frames)
+        first.save(video, save_all=True, append_images=rest, duration=round(1000 / fps), loop=0)
+    return video
+
+
+def watchable_env(env_id: str, *, should_render: bool, **kwargs: Any) -> VecEnv:
+    """The zoo's ``create_test_env``, filmed where there is no screen to draw on."""
+    if not should_render or has_screen():
+        return create_test_env(env_id, should_render=should_render, **kwargs)
+    print("No screen here (DISPLAY and WAYLAND_DISPLAY are not set): writing a video instead")
+    draw_offscreen()
+    kwargs["env_kwargs"] = {**kwargs["env_kwargs"], "render_mode": "rgb_array"}
+    statistics = Path(kwargs["stats_path"] or env_id.replace("/", "-"))  # RUN/ENV where the zoo has trained the agent
+    return Film(create_test_env(env_id, **kwargs), statistics.parent / "videos" / statistics.name)
+
+
+@contextmanager
+def figures_saved(folder: Path) -> Iterator[None]:
+    """Where matplotlib cannot open windows, its ``show`` writes every open figure as a PNG and says where."""
+    if plt.get_backend().lower() != "agg":
+        yield
+        return
+
+    def save_figures(*args: Any, **kwargs: Any) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        for number in plt.get_fignums():
+            figure = plt.figure(number)
+            path = folder / f"{str(figure.get_label()).replace(' ', '_').replace('/', '-')}.png"
+            figure.savefig(path, dpi=150)
+            print(f"Figure: {path}")
+        plt.close("all")  # as the windows would be
+
+    with patch.object(plt, "show", save_figures):
+        yield
+
+
+@contextmanager
+def ffmpeg_on_path() -> Iterator[bool]:
+    """
+    moviepy's ffmpeg under the name that other programs call, where the system has none; yields whether there is one.
+    """
+    if which("ffmpeg"):
+        yield True
+        return
+    try:
+        from moviepy.config import FFMPEG_BINARY
+    except (ImportError, RuntimeError):
+        yield False
+        return
+    with TemporaryDirectory() as folder:
+        Path(folder, "ffmpeg").symlink_to(FFMPEG_BINARY)
+        with patch.dict(os.environ, PATH=os.pathsep.join([folder, os.environ.get("PATH", "")])):
+            yield True

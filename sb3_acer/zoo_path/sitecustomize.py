@@ -1,0 +1,49 @@
+"""
+Registers ACER in rl-zoo's own commands, wherever this folder is on ``PYTHONPATH``::
+
+    export PYTHONPATH=$(sb3-acer zoo-path)
+    python -m rl_zoo3.train --algo acer -conf sb3_acer.hyperparams --env CartPole-v1
+
+Python imports a module of this name when it starts. rl-zoo's own door, a module ``custom_envs``, is not for everyone:
+record_training and load_from_hub make their parsers without opening it, and a user's own module of that name shuts it.
+"""
+
+import importlib.util
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
+
+
+class Registration:
+    """Finds rl_zoo3 where Python would, and registers ACER as soon as the package is there."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name != "rl_zoo3":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def load_and_register(module: ModuleType) -> None:
+                load(module)
+                from sb3_acer.registration import register
+
+                register()
+
+            spec.loader.exec_module = load_and_register  # type: ignore[method-assign]
+        return spec
+
+
+def run_the_other() -> None:
+    """Another module of this name, of the system or of an editor, runs as it would without this one."""
+    here = Path(__file__).parent
+    spec = PathFinder.find_spec(__name__, [entry for entry in sys.path if Path(entry).absolute() != here])
+    if spec is not None and spec.loader is not None:
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+sys.meta_path.insert(0, Registration())
+run_the_other()

@@ -1,0 +1,221 @@
+"""stable-baselines' interface: what an old script calls means what it meant."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.envs import FakeImageEnv
+from stable_baselines3.common.vec_env import DummyVecEnv
+
+from sb3_acer import ACER
+from tests.envs import Recorder
+
+ACTIONS: dict[str, spaces.Space[Any]] = {
+    "Discrete": spaces.Discrete(4, start=2),
+    "MultiDiscrete": spaces.MultiDiscrete([3, 2]),
+    "MultiBinary": spaces.MultiBinary(3),
+    "Box": spaces.Box(-10, 10, (2,)),
+}
+every_action = pytest.mark.parametrize("space", ACTIONS.values(), ids=ACTIONS)
+OBSERVATIONS = np.random.default_rng(0).normal(size=(6, 2)).astype(np.float32)
+
+
+def make(space: spaces.Space[Any], policy: str = "MlpPolicy", **kwargs: Any) -> ACER:
+    """A policy whose actions depend on the observation."""
+    policy_kwargs = {"ortho_init": False, **kwargs}
+    return ACER(policy, Recorder(space), seed=0, policy_kwargs=policy_kwargs, device="cpu")
+
+
+def test_the_example_of_the_documentation_runs() -> None:
+    env = make_vec_env("CartPole-v1", n_envs=4, seed=0)
+
+    model = ACER("MlpPolicy", env, verbose=0, seed=0)
+    model.learn(total_timesteps=25000)
+    model.save("acer_cartpole")
+
+    del model  # remove to demonstrate saving and loading
+
+    model = ACER.load("acer_cartpole")
+
+    obs = env.reset()
+    lengths = [0]
+    while len(lengths) < 40:
+        action, _states = model.predict(obs)  # type: ignore[arg-type]
+        obs, _rewards, dones, _info = env.step(action)
+        lengths[-1] += 1
+        if dones[0]:
+            lengths.append(0)
+    assert np.mean(lengths[:-1]) > 25  # a random policy's is 22
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def every_element(space: spaces.Space[Any]) -> np.ndarray:
+    if isinstance(space, spaces.Discrete):
+        return np.arange(space.n) + space.start
+    sizes = space.nvec if isinstance(space, spaces.MultiDiscrete) else [2] * space.shape[0]  # type: ignore[index]
+    elements: np.ndarray = np.stack(np.meshgrid(*(np.arange(size) for size in sizes), indexing="ij"), -1).reshape(
+        -1, len(sizes)
+    )
+    return elements
+
+
+@pytest.mark.parametrize("space", list(ACTIONS.values())[:3], ids=list(ACTIONS)[:3])
+def test_the_masses_of_all_actions_are_those_of_the_distribution_and_sum_to_one(space: spaces.Space[Any]) -> None:
+    model, total = make(space), 0.0
+    found = model.action_probability(OBSERVATIONS)
+    for action in every_element(space):
+        mass = model.action_probability(OBSERVATIONS, actions=np.stack([action] * 6))
+        if isinstance(space, spaces.Discrete):
+            expected = found[:, action - space.start]
+        elif isinstance(space, spaces.MultiDiscrete):
+            expected = np.prod([factor[:, outcome] for factor, outcome in zip(found, action, strict=True)], axis=0)
+        else:
+            expected = np.where(action, found, 1 - found).prod(1)
+        np.testing.assert_allclose(mass, expected[:, np.newaxis], rtol=1e-5)
+        logarithm = model.action_probability(OBSERVATIONS, actions=np.stack([action] * 6), logp=True)
+        np.testing.assert_allclose(logarithm, np.log(mass), rtol=1e-5)
+        total = total + mass
+    np.testing.assert_allclose(total, 1, rtol=1e-5)
+
+
+def test_the_density_of_continuous_actions_is_that_of_mean_and_deviation() -> None:
+    model = make(ACTIONS["Box"], log_std_init=0.3)
+    mean, std = model.action_probability(OBSERVATIONS)
+    actions = np.random.default_rng(1).normal(0, 9, (6, 2)).astype(np.float32)
+    densities = np.exp(-0.5 * ((actions - mean) / std) ** 2) / (std * np.sqrt(2 * np.pi))
+    found = model.action_probability(OBSERVATIONS, actions=actions)
+    np.testing.assert_allclose(found, densities.prod(1, keepdims=True), rtol=1e-4)
+    np.testing.assert_allclose(std, np.exp(0.3), rtol=1e-5)
+
+
+@every_action
+def test_probabilities_are_those_that_predictions_are_drawn_with(space: spaces.Space[Any]) -> None:
+    model = make(space)
+    many = np.repeat(OBSERVATIONS[:1], 20_000, 0)
+    actions, _ = model.predict(many)
+    found = model.action_probability(OBSERVATIONS[0])
+    if isinstance(space, spaces.Box):
+        mean, std = found
+        np.testing.assert_allclose(actions.mean(0), mean, atol=4 * std.max() / 20_000**0.5)
+        return
+    if isinstance(space, spaces.MultiBinary):
+        np.testing.assert_allclose(actions.mean(0), found, atol=0.015)
+        return
+    factors = found if isinstance(found, list) else [found]
+    start = space.start if isinstance(space, spaces.Discrete) else 0
+    for outcomes, probabilities in zip(actions.reshape(20_000, -1).T - start, factors, strict=True):
+        np.testing.assert_allclose(
+            np.bincount(outcomes, minlength=len(probabilities)) / 20_000, probabilities, atol=0.015
+        )
+
+
+@every_action
+def test_one_observation_gives_what_it_gives_among_others(space: spaces.Space[Any]) -> None:
+    model = make(space)
+    many, one = model.action_probability(OBSERVATIONS), model.action_probability(OBSERVATIONS[3])
+    parts = zip(many, one, strict=True) if isinstance(many, (list, tuple)) else [(many, one)]
+    for of_many, of_one in parts:
+        np.testing.assert_allclose(of_many[3], of_one, rtol=1e-5)
+    action = space.sample()
+    among = model.action_probability(OBSERVATIONS, actions=np.stack([action] * 6))
+    alone = model.action_probability(OBSERVATIONS[3], actions=action)
+    assert alone.shape == (1,)
+    np.testing.assert_allclose(among[3], alone, rtol=1e-5)
+
+
+def test_probabilities_depend_on_what_is_remembered_and_masks_forget_it() -> None:
+    model = make(ACTIONS["Discrete"], "MlpLstmPolicy", lstm_hidden_size=8)
+    fresh = model.action_probability(OBSERVATIONS)
+    _, state = model.predict(OBSERVATIONS[::-1].copy())
+    remembering = model.action_probability(OBSERVATIONS, state)
+    mask = np.arange(6) < 3
+    masked = model.action_probability(OBSERVATIONS, state, mask)
+    assert np.abs(remembering - fresh).max() > 1e-4
+    np.testing.assert_allclose(masked[:3], fresh[:3], rtol=1e-5)
+    np.testing.assert_allclose(masked[3:], remembering[3:], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "actions"),
+    [
+        ("Discrete", np.zeros(6, int)),
+        ("Discrete", np.full(6, 2.5)),
+        ("Discrete", np.full((6, 2), 2)),
+        ("MultiDiscrete", np.full((6, 2), 2)),
+        ("MultiBinary", np.full((6, 3), -1)),
+        ("Box", np.zeros((6, 3))),
+        ("Box", np.zeros((5, 2))),
+    ],
+)
+def test_actions_of_another_space_or_number_are_an_error(name: str, actions: np.ndarray) -> None:
+    with pytest.raises(ValueError, match=r"^actions must be .*, got "):
+        make(ACTIONS[name]).action_probability(OBSERVATIONS, actions=actions)
+
+
+def test_parameters_are_loaded_from_a_file_a_dict_of_dicts_and_a_dict_of_arrays() -> None:
+    model = make(ACTIONS["Box"])
+    model.save("saved")
+    arrays = {name: value.numpy().copy() for name, value in model.policy.state_dict().items()}
+    for given in ("saved", model.get_parameters(), arrays):
+        other = make(ACTIONS["Box"], log_std_init=-3.0)
+        other.load_parameters(given)
+        for policy in (other.policy, other.average_policy):
+            for name, value in policy.state_dict().items():
+                np.testing.assert_array_equal(value.numpy(), arrays[name])
+
+
+def test_without_an_exact_match_the_other_parameters_stay() -> None:
+    model = make(ACTIONS["Discrete"])
+    before = {name: value.clone() for name, value in model.policy.state_dict().items()}
+    bias = np.arange(4, dtype=np.float32)
+    with pytest.raises(ValueError, match=r"missing \['pi_head.weight"):
+        model.load_parameters({"pi_head.bias": bias, "nothing": bias})
+    model.load_parameters({"pi_head.bias": bias}, exact_match=False)
+    for name, value in model.policy.state_dict().items():
+        np.testing.assert_array_equal(value, bias if name == "pi_head.bias" else before[name])
+    with pytest.raises(ValueError, match=r"pi_head.bias must be of shape \(4,\), got \(5,\)"):
+        model.load_parameters({"pi_head.bias": np.zeros(5)}, exact_match=False)
+
+
+def test_the_parameter_list_is_what_the_optimiser_learns() -> None:
+    model = make(ACTIONS["Discrete"])
+    (group,) = model.policy.optimizer.param_groups
+    assert [id(each) for each in model.get_parameter_list()] == [id(each) for each in group["params"]]
+
+
+def test_a_model_can_be_set_up_later() -> None:
+    model = ACER("MlpPolicy", "CartPole-v1", _init_setup_model=False, n_steps=5)
+    assert not hasattr(model, "average_policy")
+    model.setup_model()
+    model.learn(20)
+    assert model.num_timesteps == 20
+
+
+@pytest.mark.parametrize("n_channels", [1, 4])
+def test_full_tensorboard_log_shows_images(n_channels: int) -> None:
+    event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    env = DummyVecEnv([lambda: FakeImageEnv(screen_height=40, screen_width=36, n_channels=n_channels)])
+    model = ACER("CnnPolicy", env, n_steps=5, replay_ratio=0, full_tensorboard_log=True, tensorboard_log="log", seed=0)
+    model.learn(10, log_interval=1, tb_log_name="run")
+    events = event_accumulator.EventAccumulator("log/run_1").Reload()
+    images = events.Images("images/observations")
+    assert [image.step for image in images] == [5, 10]
+    assert (images[0].height, images[0].width) == (40, 36)
+    assert "histograms/observations" not in events.Tags()["histograms"]
+
+
+@every_action
+def test_actions_go_to_the_environment_and_back(space: spaces.Space[Any]) -> None:
+    family = make(space).policy.family
+    space.seed(0)
+    actions = np.stack([space.sample() for _ in range(20)])
+    np.testing.assert_array_equal(family.to_env(family.from_env(actions)), actions)
+    np.testing.assert_array_equal(family.from_env(actions[0]), family.from_env(actions)[:1])
+    assert th.from_numpy(family.from_env(actions)).dtype == family.action_dtype

@@ -1,0 +1,310 @@
+"""Stacks of frames, stored frame by frame: equal to the bit to stacks that are stored as they come."""
+
+import pickle
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from gymnasium.wrappers import FrameStackObservation
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.envs import FakeImageEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecFrameStack, VecNormalize
+
+from sb3_acer import ACER, SequenceReplayBuffer
+from sb3_acer.buffer import SequenceBatch
+
+ACTIONS = spaces.Discrete(3)
+EMPTY: dict[str, Any] = {}
+
+
+class Case(NamedTuple):
+    n_frames: int = 4
+    n_channels: int = 1
+    axis: int = 0
+    padding: str = "zeros"
+    n_steps: int = 5
+    n_envs: int = 3
+    buffer_size: int = 20
+    static: float = 0.2
+    """share of frames that repeat the one before"""
+    in_dict: bool = False
+
+
+CASES = [
+    Case(),
+    Case(padding="repeated"),
+    Case(padding="other"),
+    Case(padding="other", axis=-1, n_channels=3, n_frames=2),
+    Case(padding="repeated", axis=-1),
+    Case(n_steps=2, buffer_size=6, padding="other"),
+    Case(n_steps=1, buffer_size=3, padding="other"),
+    Case(n_steps=3, n_frames=6, buffer_size=9, n_envs=1),
+    Case(static=1.0, padding="repeated"),
+    Case(static=0.9, padding="zeros"),
+    Case(in_dict=True, padding="other"),
+]
+every_case = pytest.mark.parametrize("case", CASES, ids=str)
+
+
+class Game:
+    """Environments that show random frames, stacked."""
+
+    def __init__(self, case: Case, seed: int = 0) -> None:
+        self.case, self.rng = case, np.random.default_rng(seed)
+        self.frames = np.zeros((case.n_envs, case.n_frames, case.n_channels, 7, 6), np.uint8)
+        self.count = 0
+        for env in range(case.n_envs):
+            self.reset(env)
+
+    def space(self) -> spaces.Space[Any]:
+        shape = self.observe().shape[1:] if not self.case.in_dict else self.observe()["image"].shape[1:]
+        image = spaces.Box(0, 255, shape, np.uint8)
+        if self.case.in_dict:
+            return spaces.Dict({"image": image, "vector": spaces.Box(-1, 1, (2,)), "small": image})
+        return image
+
+    def observe(self) -> Any:
+        stacks = self.frames.reshape(self.case.n_envs, -1, 7, 6)
+        if self.case.axis == -1:
+            stacks = np.ascontiguousarray(np.moveaxis(stacks, 1, -1))
+        if self.case.in_dict:
+            return {"image": stacks.copy(), "vector": np.ones((self.case.n_envs, 2), np.float32), "small": stacks // 2}
+        return stacks.copy()
+
+    def draw(self) -> np.ndarray:
+        return self.rng.integers(1, 255, (self.case.n_channels, 7, 6), np.uint8)
+
+    def reset(self, env: int) -> None:
+        self.frames[env, -1] = self.draw()
+        for frame in range(self.case.n_frames - 1):
+            padding = {"zeros": 0, "repeated": self.frames[env, -1]}.get(self.case.padding)
+            self.frames[env, frame] = self.draw() if padding is None else padding
+
+    def play(self, n_steps: int, *buffers: SequenceReplayBuffer) -> None:
+        n = self.case.n_envs
+        for _ in range(n_steps):
+            obs = self.observe()
+            self.frames = np.roll(self.frames, -1, 1)
+            for env in range(n):
+                still = self.rng.random() < self.case.static
+                self.frames[env, -1] = self.frames[env, -2] if still else self.draw()
+            following = self.observe()
+            done, cut = self.rng.random((2, n)) < 0.15
+            for env in np.flatnonzero(done).tolist():
+                self.reset(env)
+            infos = [{"TimeLimit.truncated": bool(each)} for each in cut]
+            numbers = np.arange(n) + self.count * n
+            self.count += 1
+            for buffer in buffers:
+                actions = numbers[:, np.newaxis] % 3
+                behaviour = np.ones((n, 3), np.float32)
+                buffer.add(obs, following, actions, numbers.astype(np.float32), done, infos, behaviour=behaviour)
+            if self.rng.random() < 0.05:
+                for env in range(n):
+                    self.reset(env)
+                for buffer in buffers:
+                    buffer.end_episodes()
+
+
+def buffers(case: Case) -> tuple[SequenceReplayBuffer, SequenceReplayBuffer]:
+    """One that stores stacks as they come, and one that stores frames."""
+    space = Game(case).space()
+    frame_stack: Any = {"image": case.n_frames} if case.in_dict else case.n_frames
+    whole, frames = (
+        SequenceReplayBuffer(
+            case.buffer_size, space, ACTIONS, "cpu", case.n_envs, n_steps=case.n_steps, frame_stack=each
+        )
+        for each in (1, frame_stack)
+    )
+    return whole, frames
+
+
+def assert_equal(left: SequenceBatch, right: SequenceBatch) -> None:
+    one: Any
+    other: Any
+    for name, one, other in zip(SequenceBatch._fields, left, right, strict=True):
+        if isinstance(one, dict):
+            assert one.keys() == other.keys()
+            assert all(th.equal(one[key], other[key]) for key in one), name
+        else:
+            assert np.array_equal(one, other), name
+
+
+def assert_alike(whole: SequenceReplayBuffer, frames: SequenceReplayBuffer) -> None:
+    assert whole.size() == frames.size()
+    if whole.size():
+        assert_equal(whole.latest(), frames.latest())
+        left, right = (each.sample(60, None, np.random.default_rng(0)) for each in (whole, frames))
+        assert_equal(left, right)
+
+
+@every_case
+def test_frames_stored_once_come_out_as_the_stacks_that_went_in(case: Case) -> None:
+    game, (whole, frames) = Game(case), buffers(case)
+    for _ in range(40):
+        game.play(3, whole, frames)
+        assert_alike(whole, frames)
+    assert whole.full
+
+
+@every_case
+def test_a_saved_buffer_of_frames_goes_on(case: Case) -> None:
+    game, (whole, frames) = Game(case), buffers(case)
+    game.play(4 * case.n_steps + 1, whole, frames)
+    frames = pickle.loads(pickle.dumps(frames))
+    game.play(6 * case.n_steps, whole, frames)
+    assert_alike(whole, frames)
+
+
+@every_case
+def test_frames_move_to_another_number_of_environments(case: Case) -> None:
+    game, (whole, frames) = Game(case), buffers(case)
+    game.play(9 * case.n_steps, whole, frames)
+    assert_alike(whole.with_envs(2), frames.with_envs(2))
+
+
+def n_bytes(buffer: SequenceReplayBuffer) -> int:
+    tables = [buffer._finals, *buffer._pasts.values()]
+    tensors = [*buffer._rows.values(), *(rows for table in tables for rows in table.rows.values())]
+    arrays = [*buffer._rollout.values(), *buffer._following.values(), *buffer._last_stacks.values()]
+    return sum(tensor.nbytes for tensor in tensors) + sum(array.nbytes for array in arrays)
+
+
+@pytest.mark.parametrize("padding", ["zeros", "repeated"])
+def test_a_step_of_atari_takes_hardly_more_than_a_frame(padding: str) -> None:
+    space = spaces.Box(0, 255, (4, 84, 84), np.uint8)
+    buffer = SequenceReplayBuffer(5000, space, spaces.Discrete(6), "cpu", 2, frame_stack=4)
+    rng = np.random.default_rng(0)
+    frames = np.zeros((2, 4, 84, 84), np.uint8)
+    for step in range(6000):
+        obs = frames
+        frames = np.roll(frames, -1, 1)
+        frames[:, -1] = rng.integers(0, 255, (2, 84, 84), np.uint8)
+        following, done = frames, np.full(2, step % 100 == 99)
+        if done.any():
+            frames = frames.copy()
+            frames[:, :-1] = 0 if padding == "zeros" else frames[:, -1:]
+        one = np.ones((2, 6), np.float32)
+        buffer.add(obs, following, np.zeros((2, 1), int), one[:, 0], done, [EMPTY, EMPTY], behaviour=one)
+    behaviour_and_the_rest = 6 * 4 + 8 + 4 + 2 + 8
+    assert n_bytes(buffer) / (2 * 5000) <= 1.05 * 7056 + behaviour_and_the_rest
+
+
+def test_pasts_of_overwritten_slots_are_forgotten() -> None:
+    case = Case(padding="other")
+    game, (_, frames) = Game(case), buffers(case)
+    game.play(200, frames)
+    places = len(frames._pasts["observations"].rows["frames"])
+    game.play(2000, frames)
+    assert len(frames._pasts["observations"].rows["frames"]) == places
+
+
+def test_a_number_of_frames_that_does_not_divide_the_channels_is_an_error() -> None:
+    space = spaces.Box(0, 255, (4, 36, 36), np.uint8)
+    with pytest.raises(ValueError, match=r"frame_stack must divide the 4 channels of .*, got 3"):
+        SequenceReplayBuffer(10, space, ACTIONS, frame_stack=3)
+    with pytest.raises(ValueError, match="frame_stack must be at least 1, got 0"):
+        SequenceReplayBuffer(10, space, ACTIONS, frame_stack=0)
+
+
+def test_a_claim_of_stacks_where_there_are_none_is_an_error_before_anything_wrong_is_stored() -> None:
+    case = Case(n_steps=2)
+    space = Game(case).space()
+    buffer = SequenceReplayBuffer(20, space, ACTIONS, "cpu", 3, n_steps=2, frame_stack=4)
+    rng, one = np.random.default_rng(0), np.ones((3, 3), np.float32)
+
+    def add() -> None:
+        obs, following = rng.integers(0, 255, (2, 3, *(space.shape or ())), np.uint8)
+        buffer.add(obs, following, np.zeros((3, 1), int), one[:, 0], one[:, 0] < 0, [EMPTY] * 3, behaviour=one)
+
+    add()
+    with pytest.raises(ValueError, match=r"frame_stack must be how many frames .* environment 0 .*, got 4"):
+        add()
+    assert buffer.step == 1
+    assert buffer.size() == 0
+
+
+def test_a_storage_device_that_is_not_there_is_an_error() -> None:
+    with pytest.raises(ValueError, match="storage_device must be a device of this machine, got 'nowhere'"):
+        SequenceReplayBuffer(10, spaces.Box(0, 1, (2,)), ACTIONS, storage_device="nowhere")
+
+
+def image_env() -> gym.Env[Any, Any]:
+    return gym.wrappers.TimeLimit(FakeImageEnv(screen_height=36, screen_width=36, n_channels=1, discrete=True), 6)
+
+
+def by_vec_frame_stack() -> VecEnv:
+    return VecFrameStack(DummyVecEnv([image_env] * 2), 4)
+
+
+def by_observation(padding: str) -> VecEnv:
+    class Gray(gym.ObservationWrapper[Any, Any, Any]):
+        def __init__(self) -> None:
+            super().__init__(image_env())
+            self.observation_space = spaces.Box(0, 255, (36, 36), np.uint8)
+
+        def observation(self, observation: Any) -> Any:
+            return observation.squeeze()
+
+    return DummyVecEnv([lambda: FrameStackObservation(Gray(), 4, padding_type=padding)] * 2)
+
+
+class Watch(BaseCallback):
+    """Keeps what the policy acts on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[np.ndarray] = []
+
+    def _on_step(self) -> bool:
+        assert isinstance(self.model, ACER)
+        self.seen.append(np.array(self.model._last_obs))
+        return True
+
+
+@pytest.mark.parametrize(
+    ("env", "n_frames"),
+    [
+        (by_vec_frame_stack, 4),
+        (lambda: by_observation("reset"), 4),
+        (lambda: by_observation("zero"), 4),
+        (lambda: DummyVecEnv([image_env] * 2), 1),
+        (lambda: VecNormalize(by_vec_frame_stack(), norm_obs=False), 4),
+        (lambda: VecFrameStack(VecNormalize(DummyVecEnv([image_env] * 2), norm_obs=False), 4), 4),
+    ],
+    ids=["VecFrameStack", "repeated", "zeros", "none", "VecNormalize over it", "VecNormalize under it"],
+)
+def test_stacks_are_found_and_what_is_replayed_is_what_the_policy_saw(env: Any, n_frames: int) -> None:
+    kwargs: dict[str, Any] = {"n_steps": 5, "replay_start": 10, "buffer_size": 25, "replay_ratio": 1, "seed": 0}
+    model, watch = ACER("CnnPolicy", env(), **kwargs), Watch()
+    model.learn(2 * 23, callback=watch)
+    model.learn(2 * 17, callback=watch)
+    buffer = model.replay_buffer
+    assert buffer._rows["observations"].shape[2:].numel() * n_frames == int(
+        np.prod(model.observation_space.shape or ())
+    )
+    assert buffer.size() == 25
+    seen = np.stack(watch.seen)
+    for age in range(5):
+        batch = buffer._gather(np.full(2, buffer.pos - 1 - age), np.arange(2), None, th.device("cpu"))
+        assert isinstance(batch.observations, th.Tensor)
+        last = len(seen) - 5 * age
+        np.testing.assert_array_equal(batch.observations[:-1].numpy(), seen[last - 5 : last])
+
+
+def test_frames_are_stored_as_they_come_by_choice() -> None:
+    model = ACER("CnnPolicy", by_vec_frame_stack(), n_steps=5, replay_buffer_kwargs={"frame_stack": 1})
+    model.learn(20)
+    assert model.replay_buffer._rows["observations"].shape[2:] == (4, 36, 36)
+
+
+def test_normalised_frames_under_a_stack_are_replayed_as_the_policy_saw_them() -> None:
+    env = VecFrameStack(VecNormalize(DummyVecEnv([lambda: gym.make("CartPole-v1")] * 2), gamma=0.9), 3)
+    model, watch = ACER("MlpPolicy", env, n_steps=5, replay_start=10, seed=0), Watch()
+    model.learn(100, callback=watch)
+    batch = model.replay_buffer.latest()
+    assert isinstance(batch.observations, th.Tensor)
+    np.testing.assert_array_equal(batch.observations[:-1].numpy(), np.stack(watch.seen)[-5:])

@@ -1,0 +1,852 @@
+"""Laws of LSTMs and of policies that have them: one step at a time is the same as all steps at once."""
+
+import itertools
+from collections.abc import Callable, Iterable
+from copy import deepcopy
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch as th
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
+from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor, NatureCNN
+from torch import nn
+
+from sb3_acer.policies import (
+    ACERPolicy,
+    CnnLnLstmPolicy,
+    CnnLstmPolicy,
+    Evaluation,
+    MlpLnLstmPolicy,
+    MlpLstmPolicy,
+    MlpPolicy,
+    MultiInputLstmPolicy,
+)
+from sb3_acer.recurrent import LSTM, LayerNormLSTM, Recurrent, make_segments
+from tests.numbers import close, normal
+from tests.test_policies import (
+    ACTIONS,
+    OBSERVATIONS,
+    VECTOR,
+    Obs,
+    Sequences,
+    Space,
+    constant,
+    evaluate,
+    every_action,
+    gram,
+    make,
+    pick,
+    rows_of,
+    stats_of,
+)
+
+REPEATABLE = settings(deadline=None, derandomize=True, database=None)
+
+NETWORKS: dict[str, Callable[[int, int, int], Recurrent]] = {
+    "LSTM": LSTM,
+    "LSTM without biases": partial(LSTM, bias=False),
+    "LayerNormLSTM": LayerNormLSTM,
+}
+CLASSES: dict[str, type[Recurrent]] = {"LSTM": LSTM, "LayerNormLSTM": LayerNormLSTM}
+CORES: dict[str, dict[str, Any]] = {
+    "an LSTM each": {},
+    "a shared LSTM": {"shared_lstm": True, "enable_critic_lstm": False},
+    "a critic without": {"enable_critic_lstm": False},
+}
+every_network = pytest.mark.parametrize("network_class", NETWORKS.values(), ids=NETWORKS)
+every_class = pytest.mark.parametrize("lstm_class", CLASSES.values(), ids=CLASSES)
+every_depth = pytest.mark.parametrize("n_layers", [1, 2], ids=["one layer", "two layers"])
+every_core = pytest.mark.parametrize("core", CORES.values(), ids=CORES)
+
+# What becomes of an episode at a step.
+GOES_ON, ENDS, IS_CUT = range(3)
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    th.manual_seed(0)
+
+
+class Endings(NamedTuple):
+    """Where in some sequences episodes end, and where a final observation follows."""
+
+    ends: th.Tensor  # bool, [T, B]
+    final_steps: th.Tensor  # [F]
+
+    @property
+    def episodes(self) -> list[list[int]]:
+        """The rows of each episode in their order, read off step by step; those of final observations come last."""
+        n_steps, n_sequences = self.ends.shape
+        finals = {step: (n_steps + 1) * n_sequences + f for f, step in enumerate(self.final_steps.tolist())}
+        found = []
+        for b in range(n_sequences):
+            rows: list[int] = []
+            for t in range(n_steps + 1):
+                row = t * n_sequences + b
+                rows.append(row)
+                if t < n_steps and self.ends[t, b]:
+                    found.append([*rows, *([finals[row]] if row in finals else [])])
+                    rows = []
+            found.append(rows)
+        return found
+
+
+def endings_of(fates: th.Tensor, shuffle: int = 0) -> Endings:
+    final_steps = (fates == IS_CUT).flatten().nonzero().squeeze(-1)
+    order = np.random.default_rng(shuffle).permutation(len(final_steps))
+    return Endings(fates != GOES_ON, final_steps[th.from_numpy(order)])
+
+
+def some_endings(n_steps: int, n_sequences: int, seed: int = 0) -> Endings:
+    """The last two steps of all are cut, and one in the middle."""
+    rng = np.random.default_rng(seed)
+    fates = rng.choice(3, (n_steps, n_sequences), p=[0.6, 0.2, 0.2])
+    fates[n_steps // 2, 0] = fates[-1, -2:] = IS_CUT
+    return endings_of(th.from_numpy(fates))
+
+
+@st.composite
+def endings(draw: st.DrawFn, least: int = 0) -> Endings:
+    n_steps, n_sequences = draw(st.integers(least, 6)), draw(st.integers(1, 4))
+    size = n_steps * n_sequences
+    fates = draw(st.lists(st.sampled_from([GOES_ON, ENDS, IS_CUT]), min_size=size, max_size=size))
+    return endings_of(th.tensor(fates, dtype=th.int64).view(n_steps, n_sequences), draw(st.integers(0, 9)))
+
+
+# Segments
+
+
+@settings(REPEATABLE, max_examples=200)
+@given(endings())
+def test_segments_are_the_episodes_and_each_row_is_in_one_of_them(given: Endings) -> None:
+    (n_steps, n_sequences), n_finals = given.ends.shape, len(given.final_steps)
+    segments = make_segments(*given)
+    order, sizes = segments.order.tolist(), segments.sizes.tolist()
+    n_rows = (n_steps + 1) * n_sequences + n_finals
+    assert sorted(order) == list(range(n_rows))
+    assert [order[place] for place in segments.places.tolist()] == list(range(n_rows))
+    assert sizes == sorted(sizes, reverse=True)
+    assert sum(sizes) == n_rows
+    packed = iter(order)
+    unpacked: list[list[int]] = [[] for _ in range(sizes[0])]
+    for size in sizes:
+        for rows in unpacked[:size]:
+            rows.append(next(packed))
+    assert sorted(unpacked) == sorted(given.episodes)
+    for b, (first, last) in enumerate(zip(segments.first.tolist(), segments.last.tolist(), strict=True)):
+        assert unpacked[first][0] == b
+        assert unpacked[last][-1] == n_steps * n_sequences + b
+
+
+def test_no_final_steps_are_none_at_all() -> None:
+    ends = some_endings(5, 3).ends
+    for ours, theirs in zip(make_segments(ends), make_segments(ends, th.zeros(0, dtype=th.int64)), strict=True):
+        assert th.equal(ours, theirs)
+
+
+# Networks
+
+
+def network_of(network_class: Callable[[int, int, int], Recurrent], n_layers: int) -> Recurrent:
+    """In float64, with gains and biases that are not as good as 1 and 0 to begin with."""
+    network = network_class(3, 4, n_layers).double()
+    with th.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(0.3 * th.randn_like(parameter))
+    return network
+
+
+def normalised(norm: Any, x: th.Tensor) -> th.Tensor:
+    moments = x.mean(-1, keepdim=True), x.var(-1, unbiased=False, keepdim=True)
+    normal: th.Tensor = (x - moments[0]) / (moments[1] + 1e-5).sqrt() * norm.weight + norm.bias
+    return normal
+
+
+def cell_by_hand(
+    network: Recurrent, layer: int, x: th.Tensor, h: th.Tensor, c: th.Tensor
+) -> tuple[th.Tensor, th.Tensor]:
+    if isinstance(network, LSTM):
+        inputs, hiddens, *biases = network.lstm.all_weights[layer]
+        gates = x @ inputs.T + h @ hiddens.T + sum(biases)
+    else:
+        of_layer: Any = network.layers[layer]  # type: ignore[index]
+        gates = normalised(of_layer.input_norm, x @ of_layer.input.weight.T)
+        gates = gates + normalised(of_layer.hidden_norm, h @ of_layer.hidden.weight.T)
+    i, f, g, o = gates.chunk(4, -1)
+    c = th.sigmoid(f) * c + th.sigmoid(i) * th.tanh(g)
+    shown = c if isinstance(network, LSTM) else normalised(of_layer.cell_norm, c)
+    return th.sigmoid(o) * th.tanh(shown), c
+
+
+def step_by_hand(network: Recurrent, x: th.Tensor, states: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
+    parts = states.chunk(2 * network.n_layers, -1)
+    hiddens, cells = [], []
+    for layer in range(network.n_layers):
+        x, c = cell_by_hand(network, layer, x, parts[layer], parts[network.n_layers + layer])
+        hiddens.append(x)
+        cells.append(c)
+    return x, th.cat(hiddens + cells, -1)
+
+
+def unrolled(network: Recurrent, features: th.Tensor, states: th.Tensor, given: Endings) -> tuple[th.Tensor, th.Tensor]:
+    """What the network is to compute of all rows: a loop over steps, masked where episodes end."""
+    n_steps, n_sequences = given.ends.shape
+    rows = features[: (n_steps + 1) * n_sequences].view(n_steps + 1, n_sequences, -1)
+    finals = features[(n_steps + 1) * n_sequences :]
+    outputs, of_finals = [], [features] * len(finals)
+    for t in range(n_steps + 1):
+        x, states = step_by_hand(network, rows[t], states)
+        outputs.append(x)
+        for f, step in enumerate(given.final_steps.tolist()):
+            if step // n_sequences == t:
+                of_finals[f] = step_by_hand(network, finals[f], states[step % n_sequences])[0]
+        if t < n_steps:
+            states = states * ~given.ends[t].unsqueeze(-1)
+    return th.cat((*outputs, *(x.unsqueeze(0) for x in of_finals))), states
+
+
+def inputs_of(network: Recurrent, given: Endings) -> tuple[th.Tensor, th.Tensor]:
+    """Features of all rows, and the states in which the sequences begin."""
+    n_steps, n_sequences = given.ends.shape
+    rng = np.random.default_rng(0)
+    n_rows = (n_steps + 1) * n_sequences + len(given.final_steps)
+    features, states = normal(rng, n_rows, network.input_size), normal(rng, n_sequences, network.state_size)
+    return features.requires_grad_(), states.requires_grad_()
+
+
+@every_depth
+@every_network
+def test_all_rows_at_once_are_a_loop_over_the_steps_and_so_are_their_gradients(
+    network_class: Callable[[int, int, int], Recurrent], n_layers: int
+) -> None:
+    network = network_of(network_class, n_layers)
+
+    @settings(REPEATABLE, max_examples=40)
+    @given(endings())
+    def law(given: Endings) -> None:
+        features, states = inputs_of(network, given)
+        found = network(features, states, make_segments(*given))
+        expected = unrolled(network, features, states, given)
+        for ours, theirs in zip(found, expected, strict=True):
+            close(ours, theirs)
+        rng = np.random.default_rng(1)
+        weights = [normal(rng, *output.shape) for output in found]
+        sources = (features, states, *network.parameters())
+        gradients = [th.autograd.grad(outputs, sources, weights) for outputs in (found, expected)]
+        for ours, theirs in zip(*gradients, strict=True):
+            close(ours, theirs)
+
+    law()
+
+
+@every_depth
+@every_network
+def test_one_step_is_a_sequence_of_one_row(network_class: Callable[[int, int, int], Recurrent], n_layers: int) -> None:
+    network = network_of(network_class, n_layers)
+    alone = Endings(th.zeros(0, 5, dtype=th.bool), th.zeros(0, dtype=th.int64))
+    features, states = inputs_of(network, alone)
+    whole, step = network(features, states, make_segments(alone.ends)), network(features, states)
+    for of_all, of_one, by_hand in zip(whole, step, step_by_hand(network, features, states), strict=True):
+        close(of_one, of_all)
+        close(of_one, by_hand)
+    sources = (features, states, *network.parameters())
+    ours, theirs = (
+        th.autograd.grad([output.square().sum() for output in outputs], sources) for outputs in (step, whole)
+    )
+    for our, their in zip(ours, theirs, strict=True):
+        close(our, their)
+
+
+@every_depth
+def test_an_lstm_with_resets_is_that_of_sb3_contrib(n_layers: int) -> None:
+    network = network_of(LSTM, n_layers)
+    assert isinstance(network, LSTM)
+    given = some_endings(9, 4)._replace(final_steps=th.zeros(0, dtype=th.int64))
+    features, states = inputs_of(network, given)
+    outputs, after = network(features, states, make_segments(*given))
+    hidden, cell = (part.view(4, n_layers, 4).swapaxes(0, 1).contiguous() for part in states.chunk(2, -1))
+    starts = th.cat((th.zeros(1, 4), given.ends.float())).double()
+    theirs, their_after = RecurrentActorCriticPolicy._process_sequence(
+        features.view(10, 4, 3).swapaxes(0, 1).reshape(40, 3), (hidden, cell), starts.T.flatten(), network.lstm
+    )
+    close(outputs, theirs.view(4, 10, 4).swapaxes(0, 1).reshape(40, 4))
+    close(after, th.cat([part.swapaxes(0, 1).flatten(1) for part in their_after], -1))
+
+
+@every_depth
+def test_a_layer_normalised_lstm_is_that_of_stable_baselines(n_layers: int) -> None:
+    network = network_of(LayerNormLSTM, n_layers)
+    given = Endings(th.zeros(6, 2, dtype=th.bool), th.zeros(0, dtype=th.int64))
+    features, states = inputs_of(network, given)
+    outputs, after = network(features, states, make_segments(*given))
+    values = {name: value.detach().numpy() for name, value in network.named_parameters()}
+
+    def layer_norm(x: Any, name: str) -> Any:
+        mean, variance = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
+        return (x - mean) / np.sqrt(variance + 1e-5) * values[f"{name}.weight"] + values[f"{name}.bias"]
+
+    def sigmoid(x: Any) -> Any:
+        return 1 / (1 + np.exp(-x))
+
+    rows, parts = features.detach().numpy().reshape(7, 2, 3), np.split(states.detach().numpy(), 2 * n_layers, -1)
+    for t in range(7):
+        x = rows[t]
+        for layer in range(n_layers):
+            name, h, c = f"layers.{layer}", parts[layer], parts[n_layers + layer]
+            gates = layer_norm(x @ values[f"{name}.input.weight"].T, f"{name}.input_norm")
+            gates = gates + layer_norm(h @ values[f"{name}.hidden.weight"].T, f"{name}.hidden_norm")
+            i, f, g, o = np.split(gates, 4, -1)
+            c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
+            x = sigmoid(o) * np.tanh(layer_norm(c, f"{name}.cell_norm"))
+            parts[layer], parts[n_layers + layer] = x, c
+        close(outputs[2 * t : 2 * t + 2], th.from_numpy(x))
+    close(after, th.from_numpy(np.concatenate(parts, -1)))
+
+
+@every_depth
+@every_network
+def test_no_gradient_crosses_the_end_of_an_episode(
+    network_class: Callable[[int, int, int], Recurrent], n_layers: int
+) -> None:
+    network = network_of(network_class, n_layers)
+
+    @settings(REPEATABLE, max_examples=15)
+    @given(endings())
+    def law(given: Endings) -> None:
+        features, states = inputs_of(network, given)
+        outputs, _ = network(features, states, make_segments(*given))
+        for rows in given.episodes:
+            for place, row in enumerate(rows):
+                of_features, of_states = th.autograd.grad(outputs[row].sum(), (features, states), retain_graph=True)
+                before = set(rows[: place + 1])
+                assert set(of_features.abs().sum(-1).nonzero().flatten().tolist()) == before
+                reached = set(of_states.abs().sum(-1).nonzero().flatten().tolist())
+                assert reached == ({rows[0]} if rows[0] < len(states) else set())
+
+    law()
+
+
+def test_dropout_is_of_an_update_and_of_no_step() -> None:
+    network = LSTM(3, 40, 2, dropout=0.5)
+    given = some_endings(5, 3)
+    features, states = (each.detach().float() for each in inputs_of(network, given))
+    segments = make_segments(*given)
+    network.eval()
+    outputs, after = network(features, states, segments)
+    network.train()
+    dropped, after_dropped = network(features, states, segments)
+    assert (dropped - outputs).abs().mean() > 1e-3
+    hidden, hidden_dropped = (each[:, :40] for each in (after, after_dropped))
+    close(hidden_dropped, hidden)  # the first layer has nothing below it that could be dropped
+    assert (dropped != 0).all()  # and nothing is above the last
+    steps = [network(features[:3], states)[0] for _ in range(2)]
+    close(steps[0], outputs[:3], 1e-6)
+    assert th.equal(*steps)
+
+
+@every_depth
+@every_network
+def test_an_orthogonal_network_has_orthogonal_weights_and_no_bias(
+    network_class: Callable[[int, int, int], Recurrent], n_layers: int
+) -> None:
+    network = network_of(network_class, n_layers)
+    if isinstance(network, LayerNormLSTM):
+        network = LayerNormLSTM(3, 4, n_layers).double()
+    network.orthogonal_()
+    matrices = 0
+    for name, parameter in network.named_parameters():
+        if parameter.dim() == 2:
+            layer = nn.Linear(*reversed(parameter.shape))  # type: ignore[arg-type]
+            layer.weight = nn.Parameter(parameter.detach())
+            products = gram(layer)
+            close(products, th.eye(len(products), dtype=th.float64), 1e-6)
+            matrices += 1
+        elif "bias" in name:
+            assert (parameter == 0).all()
+    assert matrices == 2 * n_layers
+
+
+# Policies
+
+
+def remembering(
+    action_space: Space = ACTIONS["Discrete"],
+    lstm_class: type[Recurrent] = LSTM,
+    n_layers: int = 1,
+    observation_space: Space = VECTOR,
+    **arguments: Any,
+) -> ACERPolicy:
+    arguments = {"lstm_class": lstm_class, "n_lstm_layers": n_layers, "net_arch": [8], **arguments}
+    policy = make(observation_space, action_space, **{"lstm_hidden_size": 5, **arguments})
+    with th.no_grad():
+        for lstm in (policy.pi_lstm, policy.q_lstm):
+            for parameter in lstm.parameters() if lstm is not None else ():
+                parameter.add_(0.3 * th.randn_like(parameter))  # so that what is remembered matters
+    return policy
+
+
+def a_slot(policy: ACERPolicy, given: Endings) -> Sequences:
+    """Sequences that begin in the midst of episodes."""
+    (n_steps, n_sequences), n_finals = given.ends.shape, len(given.final_steps)
+    n_rows = (n_steps + 1) * n_sequences
+    every = rows_of(policy.observation_space, n_rows + n_finals)
+    rng = np.random.default_rng(0)
+    uniforms = th.from_numpy(rng.random((n_steps * n_sequences, policy.family.n_components)))
+    with th.no_grad():
+        actions = policy.family.sample(stats_of(policy, pick(every, slice(n_steps * n_sequences))), uniforms)
+    return Sequences(
+        shaped(pick(every, slice(n_rows)), n_steps + 1, n_sequences),
+        actions.view(n_steps, n_sequences, -1),
+        0.5 * normal(rng, n_sequences, policy.state_size).float(),
+        given.ends,
+        pick(every, slice(n_rows, None)),
+        given.final_steps,
+    )
+
+
+def shaped(rows: Obs, *shape: int) -> Obs:
+    if isinstance(rows, dict):
+        return {key: part.view(*shape, *part.shape[1:]) for key, part in rows.items()}
+    return rows.view(*shape, *rows.shape[1:])
+
+
+class Walk(NamedTuple):
+    """What a policy says and remembers where it takes one step after the other."""
+
+    stats: th.Tensor  # [T, B, P]
+    values: th.Tensor  # [T, B]
+    next_values: th.Tensor  # [T, B]
+    before: th.Tensor  # what is remembered before each step and after the last, [T + 1, B, W]
+
+
+def walk(policy: ACERPolicy, given: Sequences) -> Walk:
+    n_steps, n_sequences = given.ends.shape
+    stats, values, next_values, before = [], [], [], [given.states]
+    for t in range(n_steps):
+        row, following = (pick(given.observations, each) for each in (t, t + 1))
+        of_row, after = policy(row, before[-1])
+        stats.append(of_row)
+        values.append(policy.predict_values(row, before[-1]).squeeze(-1))
+        before.append(after * ~given.ends[t].unsqueeze(-1))
+        of_next = policy.predict_values(following, before[-1]).squeeze(-1).clone()
+        for f, step in enumerate(given.final_steps.tolist()):
+            if step // n_sequences == t:
+                b = slice(step % n_sequences, step % n_sequences + 1)
+                final = pick(given.final_observations, slice(f, f + 1))
+                of_next[b] = policy.predict_values(final, after[b]).squeeze(-1)
+        next_values.append(of_next)
+    return Walk(*map(th.stack, (stats, values, next_values, before)))
+
+
+def assert_a_walk_is_the_whole(policy: ACERPolicy, given: Sequences) -> None:
+    with th.no_grad():
+        found, expected = evaluate(policy, given), walk(policy, given)
+    for name in ("stats", "values", "next_values"):
+        close(getattr(found, name), getattr(expected, name), 1e-5)
+    close(policy.statistics(given.observations, given.states, given.ends), expected.stats, 1e-5)
+    for n in range(1, len(given.ends) + 1):
+        close(policy.warm_up(given.observations, given.states, given.ends[:n]), expected.before[n], 1e-5)
+
+
+@every_action
+@every_core
+@every_depth
+@every_class
+def test_acting_step_by_step_is_one_pass_over_the_sequences(
+    lstm_class: type[Recurrent], n_layers: int, core: dict[str, Any], action_space: Space
+) -> None:
+    policy = remembering(action_space, lstm_class, n_layers, **core)
+    given = a_slot(policy, some_endings(7, 4))
+    assert_a_walk_is_the_whole(policy, given)
+    going_on = endings_of(th.zeros(7, 4, dtype=th.int64))
+    assert_a_walk_is_the_whole(policy, a_slot(policy, going_on))
+    forgetful = evaluate(policy, given._replace(states=th.zeros_like(given.states)))
+    remembered = evaluate(policy, given)
+    assert (forgetful.stats - remembered.stats)[0].abs().max() > 1e-3
+    matters = policy.q_lstm is not None or policy.family.enumerable  # V = sum pi Q there
+    assert ((forgetful.values - remembered.values)[0].abs().max() > 1e-4) == matters
+
+
+@settings(REPEATABLE, max_examples=60)
+@given(endings(least=1), st.sampled_from(sorted(CLASSES)), st.sampled_from(sorted(CORES)), st.integers(1, 2))
+def test_wherever_episodes_end_acting_step_by_step_is_one_pass(
+    given: Endings, lstm_class: str, core: str, n_layers: int
+) -> None:
+    policy = remembering(lstm_class=CLASSES[lstm_class], n_layers=n_layers, **CORES[core])
+    assert_a_walk_is_the_whole(policy, a_slot(policy, given))
+
+
+@pytest.mark.parametrize("share", [True, False], ids=["one extractor", "two extractors"])
+@pytest.mark.parametrize("kind", OBSERVATIONS)
+def test_all_kinds_of_observations_are_remembered(kind: str, share: bool) -> None:
+    policy = remembering(observation_space=OBSERVATIONS[kind], share_features_extractor=share)
+    assert_a_walk_is_the_whole(policy, a_slot(policy, some_endings(4, 3)))
+
+
+@every_action
+@every_core
+@every_class
+def test_each_step_is_judged_as_if_it_were_alone_with_what_is_remembered(
+    lstm_class: type[Recurrent], core: dict[str, Any], action_space: Space
+) -> None:
+    policy = remembering(action_space, lstm_class, **core)
+    given = a_slot(policy, some_endings(5, 3))
+    whole, before = evaluate(policy, given), walk(policy, given).before.detach()
+    rng = np.random.default_rng(0)  # what is drawn row by row is what is drawn at once
+    for t, b in itertools.product(range(5), range(3)):
+        cut = given.final_steps == t * 3 + b
+        row = Sequences(
+            pick(given.observations, slice(t, t + 2), slice(b, b + 1)),
+            given.actions[t : t + 1, b : b + 1],
+            before[t, b : b + 1],
+            given.ends[t : t + 1, b : b + 1],
+            pick(given.final_observations, cut),
+            th.zeros(int(cut.sum()), dtype=th.int64),
+        )
+        alone = policy.evaluate(*row, 3, rng)
+        for name, of_all, of_one in zip(Evaluation._fields, whole, alone, strict=True):
+            assert of_all[t, b].shape == of_one[0, 0].shape, name
+            close(of_all[t, b], of_one[0, 0], 1e-5)
+
+
+def gradients_of(policy: ACERPolicy, states: th.Tensor, found: Iterable[Evaluation]) -> list[th.Tensor]:
+    """Of some weighted sum of all that gradients are taken of in an update."""
+    rng = np.random.default_rng(2)
+    total = th.zeros(())
+    for each in found:
+        for name in ("stats", "q_values", "values"):
+            quantity = getattr(each, name)
+            weights = normal(rng, *quantity.shape).float()
+            total = total + (weights * quantity).sum()
+    return list(th.autograd.grad(total, (states, *policy.parameters())))
+
+
+@every_action
+@every_core
+@every_depth
+@every_class
+def test_gradients_through_time_are_those_of_steps_taken_one_after_the_other(
+    lstm_class: type[Recurrent], n_layers: int, core: dict[str, Any], action_space: Space
+) -> None:
+    policy = remembering(action_space, lstm_class, n_layers, **core)
+    given = a_slot(policy, some_endings(5, 3))
+    given.states.requires_grad_()
+    rng, states, steps = np.random.default_rng(0), given.states, []
+    for t in range(5):
+        now = slice(t, t + 1)
+        rows = pick(given.observations, slice(t, t + 2)), given.actions[now], states, given.ends[now]
+        steps.append(policy.evaluate(*rows, th.zeros(0, 3), th.zeros(0, dtype=th.int64), 3, rng))
+        states = policy(pick(given.observations, t), states)[1] * ~given.ends[t].unsqueeze(-1)
+    at_once = evaluate(policy, given)
+    apart = [Evaluation(*(part[t : t + 1] for part in at_once)) for t in range(5)]
+    for ours, theirs in zip(
+        gradients_of(policy, given.states, apart), gradients_of(policy, given.states, steps), strict=True
+    ):
+        close(ours, theirs, 1e-4)
+
+
+@every_action
+@every_core
+def test_policy_and_critic_are_trained_through_the_lstm_that_each_has(
+    core: dict[str, Any], action_space: Space
+) -> None:
+    policy = remembering(action_space, share_features_extractor="shared_lstm" in core, **core)
+    found = evaluate(policy, a_slot(policy, some_endings(5, 3)))
+
+    def reached(output: th.Tensor) -> set[str]:
+        names, weights = zip(*policy.named_parameters(), strict=True)
+        gradients = th.autograd.grad(output.sum(), weights, retain_graph=True, allow_unused=True)
+        with_gradients = {name for name, gradient in zip(names, gradients, strict=True) if gradient is not None}
+        return {name.split(".")[0] for name in with_gradients} & {"pi_lstm", "q_lstm"}
+
+    of_critic = {"an LSTM each": {"q_lstm"}, "a shared LSTM": {"pi_lstm"}, "a critic without": set()}
+    assert reached(found.stats) == {"pi_lstm"}
+    assert reached(found.q_values) == next(of_critic[name] for name in CORES if CORES[name] is core)
+    if not policy.family.enumerable:
+        assert reached(found.values) == reached(found.q_values)
+
+
+@every_class
+def test_policy_and_critic_do_not_see_what_the_other_remembers(lstm_class: type[Recurrent]) -> None:
+    policy = remembering(ACTIONS["Box"], lstm_class)
+    given = a_slot(policy, some_endings(5, 3))
+    before = evaluate(policy, given)
+    of_policy, of_critic = given.states.chunk(2, -1)
+    for states, same, other in (
+        (th.cat((of_policy, th.zeros_like(of_critic)), -1), "stats", "values"),
+        (th.cat((th.zeros_like(of_policy), of_critic), -1), "values", "stats"),
+    ):
+        after = evaluate(policy, given._replace(states=states))
+        assert th.equal(getattr(before, same), getattr(after, same))
+        assert not th.equal(getattr(before, other), getattr(after, other))
+
+
+def test_a_critic_without_an_lstm_sees_the_features_alone() -> None:
+    policy = remembering(ACTIONS["Box"], enable_critic_lstm=False)
+    feed_forward = make(VECTOR, ACTIONS["Box"], net_arch=[8])
+    feed_forward.q_net.load_state_dict(policy.q_net.state_dict())
+    feed_forward.q_head.load_state_dict(policy.q_head.state_dict())
+    rows = rows_of(VECTOR, 6)
+    states = th.randn(6, policy.state_size)
+    assert th.equal(policy.predict_values(rows, states), feed_forward.predict_values(rows, states[:, :0]))
+
+
+@every_action
+def test_a_policy_without_an_lstm_remembers_nothing(action_space: Space) -> None:
+    policy = make(VECTOR, action_space)
+    states = policy.initial_states(4)
+    assert (policy.state_size, states.shape) == (0, (4, 0))
+    given = a_slot(policy, some_endings(5, 3))
+    assert_a_walk_is_the_whole(policy, given)
+    reversed_ = evaluate(policy, given._replace(observations=pick(given.observations, th.arange(5, -1, -1))))
+    close(reversed_.stats[0], policy(pick(given.observations, 5), given.states)[0], 1e-6)
+
+
+# Predictions
+
+
+def as_numpy(rows: Obs) -> Any:
+    return {key: part.numpy() for key, part in rows.items()} if isinstance(rows, dict) else rows.numpy()
+
+
+@pytest.mark.parametrize("kind", ["vector", "image", "Dict"])
+@every_core
+@every_class
+def test_predicting_with_what_was_returned_is_acting(
+    lstm_class: type[Recurrent], core: dict[str, Any], kind: str
+) -> None:
+    policy = remembering(ACTIONS["Box"], lstm_class, 2, OBSERVATIONS[kind], **core)
+    given = a_slot(policy, some_endings(6, 3))._replace(states=th.zeros(3, policy.state_size))
+    with th.no_grad():
+        expected = walk(policy, given)
+    state, starts = None, np.ones(3, bool)
+    for t in range(6):
+        observation = as_numpy(pick(given.observations, t))
+        actions, state = policy.predict(observation, state, starts, deterministic=True)
+        starts = given.ends[t].numpy()
+        np.testing.assert_allclose(actions, policy.family.to_env(policy.family.mode(expected.stats[t]).numpy()), 1e-4)
+        np.testing.assert_allclose(state[~starts], expected.before[t + 1][~starts], rtol=1e-4, atol=1e-6)
+
+
+def test_predictions_are_drawn_from_what_is_remembered() -> None:
+    policy, n = remembering(ACTIONS["Box"]), 4000
+    observation, state = np.zeros((1, 3), np.float32), np.random.default_rng(0).normal(size=(1, policy.state_size))
+    mean, std = policy(th.zeros(1, 3), th.from_numpy(state).float())[0].detach().numpy().reshape(2, 2)
+    actions, _ = policy.predict(observation.repeat(n, 0), state.repeat(n, 0))
+    np.testing.assert_array_less(np.abs(actions.mean(0) - mean), 4 * std / n**0.5)
+    np.testing.assert_array_less(np.abs(actions.std(0) - std), 4 * std / (2 * n) ** 0.5)
+
+
+@every_class
+def test_where_an_episode_begins_nothing_is_remembered_and_elsewhere_all(lstm_class: type[Recurrent]) -> None:
+    policy = remembering(ACTIONS["Box"], lstm_class)
+    observation = as_numpy(rows_of(VECTOR, 4))
+    state = np.random.default_rng(0).normal(size=(4, policy.state_size)).astype(np.float32)
+    given, starts = state.copy(), np.array([True, False, False, True])
+    nothing = policy.predict(observation, None, deterministic=True)
+    remembered = policy.predict(observation, given, deterministic=True)
+    some = policy.predict(observation, given, starts, deterministic=True)
+    for none, everything, mixed in zip(nothing, remembered, some, strict=True):
+        np.testing.assert_array_equal(mixed, np.where(starts[:, np.newaxis], none, everything))
+        assert (none != everything).all()
+    np.testing.assert_array_equal(given, state)  # which is the caller's
+    for same_as_none in (np.zeros_like(state), policy.initial_states(4)):
+        for ours, none in zip(policy.predict(observation, same_as_none, deterministic=True), nothing, strict=True):
+            np.testing.assert_array_equal(ours, none)
+    all_start = policy.predict(observation, given, np.ones(4), deterministic=True)
+    np.testing.assert_array_equal(all_start[1], nothing[1])
+
+
+@pytest.mark.parametrize("kind", ["vector", "Dict"])
+def test_one_observation_is_one_environment(kind: str) -> None:
+    policy = remembering(ACTIONS["Box"], observation_space=OBSERVATIONS[kind])
+    rows = as_numpy(rows_of(OBSERVATIONS[kind], 1))
+    one = {key: part[0] for key, part in rows.items()} if isinstance(rows, dict) else rows[0]
+    state = np.random.default_rng(0).normal(size=(1, policy.state_size)).astype(np.float32)
+    for start in (None, False, True):
+        starts = None if start is None else np.array([start])
+        actions, after = policy.predict(rows, state, starts, deterministic=True)
+        for scalar_or_not in (start, starts):
+            action, after_one = policy.predict(one, state, scalar_or_not, deterministic=True)  # type: ignore[arg-type]
+            np.testing.assert_array_equal(action, actions[0])
+            np.testing.assert_array_equal(after_one, after)
+
+
+def test_a_feed_forward_policy_returns_the_state_that_it_was_given() -> None:
+    policy, observation = make(), as_numpy(rows_of(VECTOR, 2))
+    for state in (None, (np.ones(3), "anything"), np.ones((2, 7))):
+        assert policy.predict(observation, state, np.zeros(2, bool))[1] is state
+
+
+@pytest.mark.parametrize("shape", [(3, 20), (2, 19), (20,), (1, 2, 20), (2,), ()], ids=str)
+def test_a_state_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
+    policy = remembering()
+    assert policy.state_size == 20
+    with pytest.raises(ValueError, match=r"state must be of shape \(2, 20\), got ") as error:
+        policy.predict(as_numpy(rows_of(VECTOR, 2)), np.zeros(shape, np.float32))
+    assert str(error.value).endswith(str(shape))
+
+
+@pytest.mark.parametrize("shape", [(3,), (1,), (2, 1), ()], ids=str)
+@pytest.mark.parametrize("arguments", [{}, {"lstm_class": LSTM}], ids=["feed-forward", "LSTM"])
+def test_episode_starts_of_another_shape_are_refused(arguments: dict[str, Any], shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"episode_start must be of shape \(2,\), got "):
+        make(**arguments).predict(as_numpy(rows_of(VECTOR, 2)), None, np.zeros(shape, bool))
+
+
+# Construction
+
+
+NAMES: list[tuple[type[ACERPolicy], type[Recurrent], type[nn.Module], str]] = [
+    (MlpLstmPolicy, LSTM, FlattenExtractor, "vector"),
+    (MlpLnLstmPolicy, LayerNormLSTM, FlattenExtractor, "vector"),
+    (CnnLstmPolicy, LSTM, NatureCNN, "image"),
+    (CnnLnLstmPolicy, LayerNormLSTM, NatureCNN, "image"),
+    (MultiInputLstmPolicy, LSTM, CombinedExtractor, "Dict"),
+]
+
+
+@pytest.mark.parametrize(("policy_class", "lstm_class", "extractor", "kind"), NAMES, ids=lambda x: str(x))
+def test_the_names_of_policies_fix_defaults(
+    policy_class: type[ACERPolicy], lstm_class: type[Recurrent], extractor: type[nn.Module], kind: str, tmp_path: Path
+) -> None:
+    policy = policy_class(OBSERVATIONS[kind], ACTIONS["Discrete"], constant)
+    assert isinstance(policy.features_extractor, extractor)
+    for lstm in (policy.pi_lstm, policy.q_lstm):
+        assert isinstance(lstm, lstm_class)
+        assert (lstm.hidden_size, lstm.n_layers) == (256, 1)
+    assert policy.pi_lstm is not policy.q_lstm
+    assert policy.state_size == 4 * 256
+    policy.save(str(tmp_path / "policy.pt"))
+    given = a_slot(policy, some_endings(3, 2))
+    for loaded in (policy_class.load(str(tmp_path / "policy.pt")), ACERPolicy.load(str(tmp_path / "policy.pt"))):
+        for ours, theirs in zip(evaluate(policy, given), evaluate(loaded, given), strict=True):
+            assert th.equal(ours, theirs)
+
+
+@every_depth
+@every_core
+@every_class
+def test_a_loaded_policy_with_an_lstm_is_the_one_that_was_saved(
+    lstm_class: type[Recurrent], core: dict[str, Any], n_layers: int, tmp_path: Path
+) -> None:
+    policy = remembering(ACTIONS["MultiDiscrete"], lstm_class, n_layers, lstm_hidden_size=7, **core)
+    policy.save(str(tmp_path / "policy.pt"))
+    loaded = MlpPolicy.load(str(tmp_path / "policy.pt"), device="cpu")
+    assert loaded.lstm_options == policy.lstm_options
+    assert (loaded.q_lstm is loaded.pi_lstm) == ("shared_lstm" in core)
+    given = a_slot(policy, some_endings(4, 3))
+    for ours, theirs in zip(evaluate(policy, given), evaluate(loaded, given), strict=True):
+        assert th.equal(ours, theirs)
+
+
+def test_the_arguments_of_an_lstm_are_saved_with_the_policy(tmp_path: Path) -> None:
+    arguments = {"bias": False, "dropout": 0.25}
+    policy = MlpLstmPolicy(VECTOR, ACTIONS["Box"], constant, lstm_hidden_size=4, n_lstm_layers=2, lstm_kwargs=arguments)
+    policy.save(str(tmp_path / "policy.pt"))
+    for each in (policy, MlpLstmPolicy.load(str(tmp_path / "policy.pt"))):
+        for lstm in (each.pi_lstm, each.q_lstm):
+            assert isinstance(lstm, LSTM)
+            assert (lstm.lstm.bias, lstm.lstm.dropout) == (False, 0.25)
+    assert arguments == {"bias": False, "dropout": 0.25}
+
+
+@every_core
+@every_class
+def test_a_copy_of_a_policy_has_an_lstm_of_its_own(lstm_class: type[Recurrent], core: dict[str, Any]) -> None:
+    policy = remembering(lstm_class=lstm_class, **core)
+    copied, given = deepcopy(policy), a_slot(policy, some_endings(4, 3))
+    assert not set(copied.weights) & set(policy.weights)
+    assert (copied.q_lstm is copied.pi_lstm) == ("shared_lstm" in core)
+    before = evaluate(copied, given)
+    with th.no_grad():
+        for weight in policy.weights:
+            weight.add_(1)
+    for ours, theirs in zip(before, evaluate(copied, given), strict=True):
+        assert th.equal(ours, theirs)
+
+
+@every_core
+@every_class
+def test_the_optimizer_has_every_parameter_of_the_lstms_once(lstm_class: type[Recurrent], core: dict[str, Any]) -> None:
+    policy = remembering(lstm_class=lstm_class, **core)
+    (group,) = policy.optimizer.param_groups
+    assert len(group["params"]) == len(set(group["params"])) == len(policy.weights)
+    lstms = {lstm for lstm in (policy.pi_lstm, policy.q_lstm) if lstm is not None}
+    assert len(lstms) == (1 if core else 2)
+    assert {parameter for lstm in lstms for parameter in lstm.parameters()} <= set(group["params"])
+
+
+@every_core
+@every_class
+def test_lstms_are_initialised_orthogonally_unless_they_are_not_to_be(
+    lstm_class: type[Recurrent], core: dict[str, Any]
+) -> None:
+    for ortho_init in (True, False):
+        policy = MlpPolicy(VECTOR, ACTIONS["Box"], constant, lstm_class=lstm_class, ortho_init=ortho_init, **core)
+        for lstm in (policy.pi_lstm, policy.q_lstm):
+            for name, parameter in lstm.named_parameters() if lstm is not None else ():
+                if parameter.dim() == 2:
+                    products = parameter.T @ parameter
+                    close(products / products[0, 0], th.eye(len(products)), 1e-4) if ortho_init else None
+                    assert ((products - products.diagonal().diag()).abs().max() < 1e-4) == ortho_init, name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"shared_lstm": True}, "enable_critic_lstm must be False where shared_lstm is True, got True"),
+        (
+            {"shared_lstm": True, "enable_critic_lstm": False, "share_features_extractor": False},
+            "share_features_extractor must be True where shared_lstm is True, got False",
+        ),
+        ({"lstm_hidden_size": 0}, "lstm_hidden_size must be .*at least 1, got 0"),
+        ({"lstm_hidden_size": -3}, "lstm_hidden_size must be .*at least 1, got -3"),
+        ({"lstm_hidden_size": 2.5}, "lstm_hidden_size must be .*at least 1, got 2.5"),
+        ({"n_lstm_layers": 0}, "n_lstm_layers must be .*at least 1, got 0"),
+        ({"n_lstm_layers": 1.5}, "n_lstm_layers must be .*at least 1, got 1.5"),
+        ({"lstm_kwargs": {"drop_out": 0.5}}, r"lstm_kwargs must be arguments of LSTM, got \{'drop_out': 0.5\}"),
+        ({"lstm_kwargs": {"hidden_size": 5}}, r"lstm_kwargs must be arguments of LSTM, got \{'hidden_size': 5\}"),
+        ({"lstm_kwargs": {"batch_first": True}}, "lstm_kwargs must be arguments of LSTM, got"),
+        (
+            {"lstm_class": LayerNormLSTM, "lstm_kwargs": {"dropout": 0.5}},
+            r"lstm_kwargs must be arguments of LayerNormLSTM, got \{'dropout': 0.5\}",
+        ),
+    ],
+    ids=str,
+)
+def test_options_of_an_lstm_that_cannot_be_are_refused_by_name(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        MlpLstmPolicy(VECTOR, ACTIONS["Discrete"], constant, **arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"lstm_hidden_size": 64},
+        {"n_lstm_layers": 2},
+        {"shared_lstm": True},
+        {"enable_critic_lstm": False},
+        {"shared_lstm": True, "enable_critic_lstm": False},
+        {"lstm_kwargs": {"dropout": 0.5}},
+    ],
+    ids=str,
+)
+def test_a_feed_forward_policy_has_no_options_of_an_lstm(arguments: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="MlpPolicy has no LSTM: lstm_class must be set, got None with ") as error:
+        MlpPolicy(VECTOR, ACTIONS["Discrete"], constant, **arguments)
+    assert all(f"{name!r}: {value!r}" in str(error.value) for name, value in arguments.items())
+
+
+def test_an_lstm_class_gives_any_policy_a_memory() -> None:
+    named = MlpLstmPolicy(VECTOR, ACTIONS["Discrete"], constant, lstm_hidden_size=6, ortho_init=False)
+    other = MlpPolicy(VECTOR, ACTIONS["Discrete"], constant, lstm_hidden_size=6, lstm_class=LSTM)
+    other.load_state_dict(named.state_dict())
+    slot = a_slot(named, some_endings(4, 3))
+    for ours, theirs in zip(evaluate(named, slot), evaluate(other, slot), strict=True):
+        assert th.equal(ours, theirs)
