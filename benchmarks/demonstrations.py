@@ -167,7 +167,7 @@ def draw(name: str) -> None:
         axes.set_xlim(left=0)
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.3)
-    axes.legend(title="demonstrations", loc="lower right", fontsize=8, title_fontsize=8)
+    figure.axes[0].legend(title="demonstrations", loc="lower right", fontsize=8, title_fontsize=8)
     figure.supxlabel("environment steps", fontsize=10)
     figure.supylabel("mean reward of an evaluation", fontsize=10)
     figure.savefig(RESULTS / f"{name}.png", dpi=110)

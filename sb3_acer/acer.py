@@ -18,6 +18,7 @@ from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.preprocessing import is_image_space
+from stable_baselines3.common.save_util import open_path
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, RolloutReturn, Schedule, TrainFreq
 from stable_baselines3.common.utils import check_for_correct_spaces, explained_variance, obs_as_tensor
@@ -25,7 +26,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_no
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from sb3_acer.buffer import NumpyObs, SequenceBatch, SequenceReplayBuffer
-from sb3_acer.compatibility import StableBaselinesInterface
+from sb3_acer.compatibility import OldNames, StableBaselinesInterface
 from sb3_acer.distributions import make_family
 from sb3_acer.estimators import (
     correction_gain,
@@ -230,6 +231,7 @@ class ACER(StableBaselinesInterface, OffPolicyAlgorithm):
         self._states = np.zeros((0, 0), np.float32)  # what the policy remembers of each environment, [n_envs, W]
         self._rngs = cast(_Generators, None)  # set by set_random_seed
         self._n_rollouts = 0
+        self._n_replays = 0  # after the last rollout
         self._log_interval: int | None = None
         self._check_arguments()
         for name, n_threads in (("num_procs", num_procs), ("n_cpu_tf_sess", n_cpu_tf_sess)):
@@ -348,6 +350,17 @@ class ACER(StableBaselinesInterface, OffPolicyAlgorithm):
                 self.replay_buffer = self.replay_buffer.with_envs(self.n_envs)
         super().set_env(env, force_reset)
 
+    def save_replay_buffer(self, path: str | pathlib.Path | io.BufferedIOBase) -> None:
+        """
+        Save the replay buffer, without a second copy of it in memory.
+
+        :param path: the file
+        """
+        file = open_path(path, "w", self.verbose, "pkl")
+        self.replay_buffer.write(file)
+        if file is not path:
+            file.close()
+
     def load_replay_buffer(self, path: str | pathlib.Path | io.BufferedIOBase, truncate_last_traj: bool = True) -> None:
         """
         Load a replay buffer, also one that was filled by another number of environments.
@@ -357,13 +370,15 @@ class ACER(StableBaselinesInterface, OffPolicyAlgorithm):
             them
         :raises ValueError: if the file holds another kind of buffer, or sequences of another length
         """
-        mine = self.replay_buffer
-        super().load_replay_buffer(path, truncate_last_traj)
-        loaded, self.replay_buffer = self.replay_buffer, mine
+        file = open_path(path, "r", self.verbose, "pkl")
+        loaded = SequenceReplayBuffer.read(file)
+        if file is not path:
+            file.close()
         if not isinstance(loaded, SequenceReplayBuffer):
             raise ValueError(f"replay buffer must be a SequenceReplayBuffer, got {type(loaded).__name__}")
         if loaded.n_steps != self.n_steps:
             raise ValueError(f"replay buffer must hold sequences of n_steps={self.n_steps}, got {loaded.n_steps}")
+        loaded.device = self.device
         if truncate_last_traj:
             loaded.end_episodes()
         self.replay_buffer = loaded if loaded.n_envs == self.n_envs else loaded.with_envs(self.n_envs)
@@ -425,6 +440,7 @@ class ACER(StableBaselinesInterface, OffPolicyAlgorithm):
         if resets:
             self.replay_buffer.end_episodes()
             self._states = self.policy.initial_states(self.n_envs)
+            self._episode_starts = np.ones(self.n_envs, bool)
             self._require_finite("observation", self._last_obs)
         self._warn_of_no_replay()
         return prepared
@@ -441,6 +457,7 @@ class ACER(StableBaselinesInterface, OffPolicyAlgorithm):
     ) -> RolloutReturn:
         """Collect what the rollout under way lacks, all of it unless a callback stopped the last one in its midst."""
         self._log_interval = log_interval
+        callback = cast(BaseCallback, OldNames(callback, self._old_locals))
         lacking = TrainFreq(train_freq.frequency - self.replay_buffer.step, train_freq.unit)
         rollout = super().collect_rollouts(env, callback, lacking, replay_buffer, action_noise, learning_starts)
         if not rollout.continue_training:
@@ -451,6 +468,16 @@ class ACER(StableBaselinesInterface, OffPolicyAlgorithm):
                 replay_buffer, step["buffer_actions"], step["new_obs"], step["rewards"], step["dones"], step["infos"]
             )
         return rollout
+
+    def _old_locals(self, step: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "obs": step["new_obs"],
+            "mus": self._behaviour,
+            "states": self._states_after,
+            "masks": self._episode_starts,
+            "steps": self.num_timesteps - self.n_envs * (self.replay_buffer.step + 1),
+            "samples_number": self._n_replays,
+        }
 
     def _sample_action(
         self, learning_starts: int, action_noise: ActionNoise | None = None, n_envs: int = 1
@@ -499,6 +526,7 @@ class ACER(StableBaselinesInterface, OffPolicyAlgorithm):
         )
         self._last_obs, self._states = new_obs, self._states_after
         self._states[dones] = 0
+        self._episode_starts = dones
 
     def _require_finite(self, name: str, values: NumpyObs | None) -> None:
         """Nothing that is not finite gets into the buffer or a network; the next `learn` resets the environments."""
@@ -525,8 +553,10 @@ class ACER(StableBaselinesInterface, OffPolicyAlgorithm):
             normalize = copy(normalize)  # shares its statistics
             normalize.norm_obs = False
         updates = [self.update(buffer.latest(normalize))]
+        self._n_replays = 0
         if buffer.size() >= self.replay_start:
-            for _ in range(self._rngs.schedule.poisson(self.replay_ratio)):
+            self._n_replays = int(self._rngs.schedule.poisson(self.replay_ratio))
+            for _ in range(self._n_replays):
                 batch = buffer.sample(batch_size or self.n_envs, normalize, self._rngs.replay)
                 updates.append(self.update(self._warm_up(batch)))
         self._n_updates += len(updates)

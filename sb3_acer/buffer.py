@@ -1,7 +1,10 @@
 """A replay buffer of sequences, each step with the distribution that acted."""
 
+import io
+import pickle
 import warnings
 from collections.abc import Iterator
+from copy import copy
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -322,6 +325,44 @@ class SequenceReplayBuffer(ReplayBuffer):
                 behaviour=batch.behaviour[step].numpy(),
                 states=batch.states.numpy(),
             )
+
+    def write(self, file: io.BufferedIOBase) -> None:
+        """
+        Save the buffer without a second copy in memory: pickled without its ring, whose rows follow as they are.
+
+        :param file: to write to
+        """
+        skeleton = copy(self)
+        skeleton._rows = {name: rows.to("meta") for name, rows in self._rows.items()}
+        pickle.dump(skeleton, file)
+        for rows in self._rows.values():
+            for slot in rows.view(-1, self.n_steps, *rows.shape[1:]):
+                file.write(slot.cpu().numpy())
+
+    @staticmethod
+    def read(file: io.BufferedIOBase) -> Any:
+        """
+        What :meth:`write` wrote, or whatever has been pickled.
+
+        :param file: to read from
+        :raises ValueError: if it ends too soon
+        """
+        buffer = pickle.load(file)
+        for name, rows in getattr(buffer, "_rows", {}).items():
+            if rows.is_meta:
+                buffer._rows[name] = buffer._read_rows(file, rows, name)
+        return buffer
+
+    def _read_rows(self, file: io.BufferedIOBase, rows: th.Tensor, name: str) -> th.Tensor:
+        is_frames = name.startswith("observations") and not name.endswith((" age", " past"))
+        rows = th.empty_like(rows, device=self.storage_device if is_frames else "cpu")
+        for slot in rows.view(-1, self.n_steps, *rows.shape[1:]):
+            there = slot.cpu().numpy()  # on the CPU these are the rows themselves
+            if file.readinto(there.reshape(-1).view(np.uint8)) != there.nbytes:
+                raise ValueError(f"a saved replay buffer must be whole, got a file that ends within {name!r}")
+            if slot.device.type != "cpu":
+                slot.copy_(th.from_numpy(there))
+        return rows
 
     def expect_frame_stack(self, n_frames: int) -> None:
         """

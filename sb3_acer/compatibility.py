@@ -1,17 +1,38 @@
 """What stable-baselines' agents could do and those of stable-baselines3 cannot, under its names."""
 
 import pathlib
+from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch as th
 from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.callbacks import BaseCallback
 
 from sb3_acer.buffer import SequenceReplayBuffer
 from sb3_acer.policies import ACERPolicy
 from sb3_acer.pretrain import ExpertDataset, behaviour_cloning
 
 SelfInterface = TypeVar("SelfInterface", bound="StableBaselinesInterface")
+
+
+class OldNames:
+    """
+    A callback that also gets to know the local variables that stable-baselines' callbacks did.
+
+    :param callback: the callback
+    :param old_locals: from SB3's local variables to stable-baselines'
+    """
+
+    def __init__(self, callback: BaseCallback, old_locals: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+        self._callback = callback
+        self._old_locals = old_locals
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._callback, name)
+
+    def update_locals(self, locals_: dict[str, Any]) -> None:
+        self._callback.update_locals({**locals_, **self._old_locals(locals_)})
 
 
 class StableBaselinesInterface(BaseAlgorithm):

@@ -158,18 +158,10 @@ class ExpertDataset:
         :return: the actions as its policy samples them, ``[N, D]``
         :raises ValueError: if they are not of its action space
         """
-        space, family = model.action_space, model.policy.family
-        got = self.actions.shape[1:]
-        if math.prod(got) != math.prod(space.shape or ()):
-            raise ValueError(f"actions must be of the action space {space!r}, got actions of shape {got}")
-        if not isinstance(family, Categorical):
-            return self.actions.reshape(len(self.actions), -1).astype(np.float32)
-        actions = self.actions.reshape(-1, *family.shape)
-        for action, same in zip(actions, actions.astype(family.dtype, copy=False), strict=True):
-            if not (np.array_equal(action, same) and space.contains(same)):
-                raise ValueError(f"actions must be of the action space {space!r}, got {action!r}")
-        components: np.ndarray = (actions - family.start).reshape(len(actions), -1).astype(np.int64)
-        return components
+        actions, shape = self.actions, model.action_space.shape or ()
+        if math.prod(actions.shape[1:]) == math.prod(shape):
+            actions = actions.reshape(-1, *shape)
+        return model.policy.family.from_env(actions)
 
     def to_replay_buffer(
         self,

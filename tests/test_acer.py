@@ -1039,11 +1039,10 @@ def test_cartpole_is_learnt_in_seconds() -> None:
 
 def reached(policy: str, env_class: type[gym.Env[Any, Any]], length: int, n_timesteps: int, **changes: Any) -> float:
     """Mean reward of 100 episodes after training."""
-    kwargs = {"length": length}
-    policy_kwargs: dict[str, Any] = {"net_arch": [16], "optimizer_class": th.optim.Adam}
-    if "Lstm" in policy:
-        policy_kwargs["lstm_hidden_size"] = 16
+    lstm_kwargs = {"lstm_hidden_size": changes.pop("lstm_hidden_size", 16)} if "Lstm" in policy else {}
+    policy_kwargs = {"net_arch": [16], "optimizer_class": th.optim.Adam, **lstm_kwargs}
     arguments = {"n_steps": 10, "batch_size": 8, "replay_start": 50, "gamma": 0.95, "learning_rate": 1e-2, **changes}
+    kwargs = {"length": length}
     env = make_vec_env(env_class, 4, env_kwargs=kwargs)
     model = small(env, policy, **arguments, policy_kwargs=policy_kwargs).learn(n_timesteps)
     rewards, _ = evaluate_policy(model, make_vec_env(env_class, 4, seed=100, env_kwargs=kwargs), 100, warn=False)
@@ -1071,5 +1070,6 @@ def test_what_was_seen_ten_steps_ago_is_remembered(policy: str, seed: int) -> No
 @pytest.mark.parametrize("seed", range(3))
 def test_the_way_out_of_a_t_maze_is_remembered(seed: int) -> None:
     """Worth 4; without memory, 1.95: the mean of the right turn and the wrong one."""
-    assert reached("MlpLstmPolicy", TMaze, 10, 60_000, n_steps=20, gamma=0.98, seed=seed) > 3.8
-    assert reached("MlpPolicy", TMaze, 10, 20_000, n_steps=20, gamma=0.98, seed=seed) < 2.5
+    settings = {"n_steps": 20, "batch_size": 16, "gamma": 0.98, "seed": seed}
+    assert reached("MlpLstmPolicy", TMaze, 10, 60_000, lstm_hidden_size=32, **settings) > 3.8
+    assert reached("MlpPolicy", TMaze, 10, 20_000, **settings) < 2.5

@@ -1,11 +1,14 @@
 """stable-baselines' interface: what an old script calls means what it meant."""
 
+import itertools
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.envs import FakeImageEnv
 from stable_baselines3.common.vec_env import DummyVecEnv
@@ -58,7 +61,7 @@ def _in_an_empty_folder(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def every_element(space: spaces.Space[Any]) -> np.ndarray:
     if isinstance(space, spaces.Discrete):
-        return np.arange(space.n) + space.start
+        return np.array([space.start + i for i in range(space.n)])
     sizes = space.nvec if isinstance(space, spaces.MultiDiscrete) else [2] * space.shape[0]  # type: ignore[index]
     elements: np.ndarray = np.stack(np.meshgrid(*(np.arange(size) for size in sizes), indexing="ij"), -1).reshape(
         -1, len(sizes)
@@ -219,3 +222,38 @@ def test_actions_go_to_the_environment_and_back(space: spaces.Space[Any]) -> Non
     np.testing.assert_array_equal(family.to_env(family.from_env(actions)), actions)
     np.testing.assert_array_equal(family.from_env(actions[0]), family.from_env(actions)[:1])
     assert th.from_numpy(family.from_env(actions)).dtype == family.action_dtype
+
+
+class Listen(BaseCallback):
+    """Keeps the local variables that stable-baselines' callbacks knew."""
+
+    NAMES = ("self", "obs", "actions", "rewards", "dones", "mus", "states", "masks", "steps", "samples_number")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: list[dict[str, Any]] = []
+
+    def _on_step(self) -> bool:
+        self.heard.append({name: deepcopy(self.locals[name]) for name in self.NAMES if name != "self"})
+        assert self.locals["self"] is self.model
+        return len(self.heard) < 33
+
+
+def test_callbacks_find_the_names_of_stable_baselines() -> None:
+    env = DummyVecEnv([lambda: Recorder(ACTIONS["Discrete"])] * 2)
+    model, listen = ACER("MlpLstmPolicy", env, n_steps=5, replay_start=10, seed=0), Listen()
+    model.learn(100, callback=listen)
+    batch = model.replay_buffer.latest()
+    rollout = listen.heard[25:30]
+    for name, stored in (("mus", batch.behaviour), ("rewards", batch.rewards), ("obs", batch.observations[1:])):  # type: ignore[index]
+        heard = np.stack([step[name] for step in rollout])
+        mask = np.stack([~step["dones"] for step in rollout]) if name == "obs" else np.ones((5, 2), bool)
+        np.testing.assert_allclose(heard[mask], stored.numpy()[mask], rtol=1e-6)
+    np.testing.assert_array_equal(np.stack([step["actions"] for step in rollout]) - 2, batch.actions[..., 0])
+    for before, after in itertools.pairwise(listen.heard):
+        np.testing.assert_array_equal(after["masks"], before["dones"])
+    assert listen.heard[0]["masks"].all()
+    assert [step["steps"] for step in listen.heard] == [10 * (i // 5) for i in range(33)]
+    assert {step["samples_number"] for step in listen.heard[:10]} == {0}
+    assert sum(step["samples_number"] for step in listen.heard[10::5]) == model._n_updates - 6
+    assert listen.heard[3]["states"].shape == (2, model.policy.state_size)

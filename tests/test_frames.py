@@ -1,5 +1,6 @@
 """Stacks of frames, stored frame by frame: equal to the bit to stacks that are stored as they come."""
 
+import io
 import pickle
 from typing import Any, NamedTuple
 
@@ -308,3 +309,42 @@ def test_normalised_frames_under_a_stack_are_replayed_as_the_policy_saw_them() -
     batch = model.replay_buffer.latest()
     assert isinstance(batch.observations, th.Tensor)
     np.testing.assert_array_equal(batch.observations[:-1].numpy(), np.stack(watch.seen)[-5:])
+
+
+class Counting(io.BytesIO):
+    """Knows the largest piece that was written."""
+
+    largest = 0
+
+    def write(self, piece: Any) -> int:
+        self.largest = max(self.largest, memoryview(piece).nbytes)
+        return super().write(piece)
+
+
+def test_a_buffer_is_written_slot_by_slot() -> None:
+    case = Case(buffer_size=2000)
+    game, (_, frames), file = Game(case), buffers(case), Counting()
+    game.play(20, frames)
+    frames.write(file)
+    assert file.largest < n_bytes(frames) / 10
+
+
+@every_case
+def test_a_buffer_that_was_written_is_read_as_it_was(case: Case) -> None:
+    game, (whole, frames) = Game(case), buffers(case)
+    game.play(7 * case.n_steps + 1, whole, frames)
+    file = io.BytesIO()
+    frames.write(file)
+    file.seek(0)
+    read = SequenceReplayBuffer.read(file)
+    game.play(3 * case.n_steps, whole, read)
+    assert_alike(whole, read)
+
+
+def test_a_file_that_ends_too_soon_is_an_error() -> None:
+    game, (_, frames) = Game(Case()), buffers(Case())
+    game.play(30, frames)
+    file = io.BytesIO()
+    frames.write(file)
+    with pytest.raises(ValueError, match="a saved replay buffer must be whole"):
+        SequenceReplayBuffer.read(io.BytesIO(file.getvalue()[:-5]))

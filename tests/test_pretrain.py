@@ -447,13 +447,30 @@ def test_a_recurrent_clone_does_what_was_shown_at_the_beginning() -> None:
     assert (np.stack(acted) == shown).mean() > 0.95
 
 
+def test_a_recurrent_clones_loss_is_that_of_whole_trajectories(capsys: pytest.CaptureFixture[str]) -> None:
+    model = an_agent(Recorder(), "MlpLstmPolicy", policy_kwargs={"net_arch": [16], "lstm_hidden_size": 16})
+    model.verbose = 1
+    with th.no_grad():
+        model.policy.pi_head.weight *= 300  # at first it makes little of what it gets
+    arrays = old_arrays((7, 8))
+    arrays["obs"] = arrays["obs"] / 5
+    obs = th.from_numpy(np.concatenate((arrays["obs"], arrays["obs"][:1])))[:, np.newaxis]
+    ends = th.zeros(15, 1, dtype=th.bool)
+    ends[6] = ends[14] = True
+    stats = model.policy.statistics(obs, th.zeros(1, model.policy.state_size), ends)
+    expected = -model.policy.family.log_prob(stats[:, 0], th.from_numpy(arrays["actions"])).mean()
+    behaviour_cloning(model, quiet(arrays, train_fraction=1.0), 1, 0.0)
+    loss = capsys.readouterr().out.split("training loss ")[1].split(",")[0]
+    assert float(loss) == pytest.approx(float(expected), abs=2e-6)
+
+
 def test_demonstrations_for_another_agent_are_refused() -> None:
     dataset = quiet(old_arrays())
-    with pytest.raises(ValueError, match=r"actions must be of the action space Discrete\(3\), got .*0.5"):
+    with pytest.raises(ValueError, match=r"actions must be of Discrete\(3\), got 0.5"):
         behaviour_cloning(an_agent(Recorder()), quiet({**old_arrays(), "actions": np.full((12, 1), 0.5)}))
     for model, message in (
-        (an_agent(Recorder(spaces.Discrete(2))), r"actions must be of the action space Discrete\(2\), got "),
-        (an_agent(Recorder(spaces.MultiDiscrete([3, 3]))), r"actions must be of the action space.*of shape \(1,\)"),
+        (an_agent(Recorder(spaces.Discrete(2))), r"actions must be of Discrete\(2\), got 2"),
+        (an_agent(Recorder(spaces.MultiDiscrete([3, 3]))), r"actions must be of MultiDiscrete.*of shape \(12, 1\)"),
         (an_agent(Shows(spaces.Box(-1, 1, (3,)))), r"obs must fit the observation space.*of shape \(2,\)"),
         (
             an_agent(Shows(spaces.Dict({"a": spaces.Box(-1, 1, (2,))})), "MultiInputPolicy"),
