@@ -17,7 +17,7 @@ REQUIRED_BY = {
 
 
 # Commands that are none of rl-zoo's, by the modules that they are in.
-OWN = {"migrate": "sb3_acer.migration"}
+OWN = {"migrate": "sb3_acer.migration", "run-atari": "sb3_acer.run_atari"}
 
 
 def main() -> int:

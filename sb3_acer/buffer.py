@@ -418,7 +418,7 @@ class SequenceReplayBuffer(ReplayBuffer):
             ring = th.from_numpy(np.zeros((n_ring_slots * self.n_steps, self.n_envs, *shape), dtype))
             self._rows[name] = ring.to(device)
         self._rows["final_place"].fill_(-1)
-        self._states = th.zeros((n_ring_slots, *states.shape))
+        self._states = th.from_numpy(np.zeros((n_ring_slots, *states.shape), np.float32))
         self._following = whole
         self._finals = _SideTable({name: self._no_rows(rows[0]) for name, rows in whole.items()})
         for name, frames in stacks.items():

@@ -463,9 +463,12 @@ class ACERPolicy(BasePolicy):
         :param ends: whether an episode ended at the step, bool, ``[T, B]``
         :return: what this policy remembers after T steps, without gradients, ``[B, W]``
         """
+        training = self.training
+        self.set_training_mode(False)  # what acted dropped nothing
         with th.no_grad():
             rows = _map(lambda rows: rows[: len(ends)].flatten(0, 1), observations)
             _, _, states = self._remember(*self._features(rows), states, self._segments(ends[:-1]))
+        self.set_training_mode(training)
         return states * ~ends[-1:].T
 
     def evaluate(

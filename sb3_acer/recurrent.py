@@ -122,7 +122,7 @@ class LSTM(Recurrent):
     :param hidden_size: width of the output (H)
     :param n_layers: number of layers
     :param bias: whether there are biases
-    :param dropout: share of the outputs of all layers but the last that an update drops
+    :param dropout: share of the outputs of all layers but the last that an update drops, by torch's global generator
     """
 
     def __init__(

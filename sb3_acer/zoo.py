@@ -37,7 +37,7 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import load_results
 from stable_baselines3.common.results_plotter import X_TIMESTEPS, ts2xy, window_func
 
-from sb3_acer import __version__, migration
+from sb3_acer import __version__, migration, run_atari
 from sb3_acer.registration import register, sample_acer_params
 from sb3_acer.screen import draw_offscreen, ffmpeg_on_path, figures_saved, watchable_env
 
@@ -347,6 +347,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "push-to-hub": push_to_hub,
     "zoo-path": zoo_path,
     "migrate": migration.main,
+    "run-atari": run_atari.main,
 }
 
 

@@ -28,7 +28,9 @@ BELOW: dict[str, set[str]] = {
     "migration": {"acer", "old_networks", "untrusted"},
     "registration": {"__init__", "rmsprop"},
     "screen": set(),
-    "zoo": {"__init__", "migration", "registration", "screen"},
+    "atari": set(),
+    "run_atari": {"__init__", "atari"},
+    "zoo": {"__init__", "migration", "registration", "run_atari", "screen"},
     "__init__": {"acer", "buffer", "migration", "policies", "pretrain", "recording"},
     "__main__": {"__init__", "zoo"},
 }

@@ -346,7 +346,7 @@ def test_gradients_of_the_critic_do_not_reach_the_policy_and_back(action_space: 
 @every_action
 @every_observation
 def test_statistics_are_those_of_the_networks_without_shortcuts(observation_space: Space, action_space: Space) -> None:
-    policy = make(observation_space, action_space)
+    policy = make(observation_space, action_space, use_bfloat16=False)
     given = sequences(policy)
     stats = policy.statistics(given.observations, given.states, given.ends)
     assert not stats.requires_grad
@@ -386,11 +386,11 @@ def test_an_observation_is_taken_for_its_vector(space: Space, vectors: list[list
 
 
 def test_images_are_divided_by_255_unless_they_are_not_to_be() -> None:
-    policy, images = make(IMAGE), rows_of(IMAGE, 4)
+    policy, images = make(IMAGE, use_bfloat16=False), rows_of(IMAGE, 4)
     assert isinstance(images, th.Tensor)
     features = policy.features_extractor(images.float() / 255)
     close(stats_of(policy, images), policy.pi_head(features).softmax(-1))
-    raw = make(IMAGE, normalize_images=False)
+    raw = make(IMAGE, normalize_images=False, use_bfloat16=False)
     raw.load_state_dict(policy.state_dict())
     close(stats_of(raw, images), policy.pi_head(policy.features_extractor(images.float())).softmax(-1))
 

@@ -514,6 +514,15 @@ def test_each_step_is_judged_as_if_it_were_alone_with_what_is_remembered(
             close(of_all[t, b], of_one[0, 0], 1e-5)
 
 
+def test_warming_up_is_acting_and_drops_nothing() -> None:
+    policy = remembering(n_layers=2, lstm_kwargs={"dropout": 0.5})
+    given = a_slot(policy, some_endings(5, 3))
+    expected = walk(policy, given).before.detach()
+    policy.set_training_mode(True)
+    close(policy.warm_up(given.observations, given.states, given.ends[:3]), expected[3], 1e-5)
+    assert policy.training
+
+
 def gradients_of(policy: ACERPolicy, states: th.Tensor, found: Iterable[Evaluation]) -> list[th.Tensor]:
     """Of some weighted sum of all that gradients are taken of in an update."""
     rng = np.random.default_rng(2)

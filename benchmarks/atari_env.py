@@ -1,0 +1,106 @@
+"""
+Environment steps per second with random actions, frame skip 4 and stacks of 4 frames: ale-py's own vector environment,
+AtariVecEnv over it, and SB3's make_atari_env with VecFrameStack, side by side in one run on two cores. Medians of some
+interleaved runs. Steps per second of processor time, of all processes together, hardly depend on what else is running.
+
+    python benchmarks/atari_env.py [--env PongNoFrameskip-v4] [--runs 5] [--steps 6400]
+"""
+
+import argparse
+import csv
+import os
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+from ale_py.vector_env import AtariVectorEnv
+from stable_baselines3.common.env_util import make_atari_env
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack
+
+from sb3_acer.atari import AtariVecEnv, parse_atari_id
+
+N_ENVS = (4, 16, 64)
+
+
+def of_ale(env_id: str, n_envs: int) -> AtariVectorEnv:
+    return AtariVectorEnv(parse_atari_id(env_id).game, n_envs)
+
+
+def of_sb3(vec_env_cls: type[DummyVecEnv] | type[SubprocVecEnv]) -> Callable[[str, int], Any]:
+    def make(env_id: str, n_envs: int) -> Any:
+        return VecFrameStack(make_atari_env(env_id, n_envs, vec_env_cls=vec_env_cls), 4)
+
+    return make
+
+
+MAKERS: dict[str, Callable[[str, int], Any]] = {
+    "ALE's own": of_ale,
+    "AtariVecEnv": AtariVecEnv,
+    "DummyVecEnv": of_sb3(DummyVecEnv),
+    "SubprocVecEnv": of_sb3(SubprocVecEnv),
+}
+
+
+def processor_time() -> float:
+    process = psutil.Process()
+    times = [each.cpu_times() for each in (process, *process.children(recursive=True))]
+    return sum(each.user + each.system for each in times)
+
+
+def rates(env: Any, actions: np.ndarray) -> tuple[float, float]:
+    """Steps per second, and per second of processor time."""
+    used, start = processor_time(), time.perf_counter()
+    for each in actions:
+        env.step(each)
+    seconds = time.perf_counter() - start
+    return actions.size / seconds, actions.size / (processor_time() - used)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--env", default="PongNoFrameskip-v4")
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=6400, help="of all environments together, in each run")
+    options = parser.parse_args()
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
+    rng = np.random.default_rng(0)
+    rows: list[list[Any]] = []
+    for n_envs in N_ENVS:
+        makers = {name: make for name, make in MAKERS.items() if n_envs <= 16 or make is not MAKERS["SubprocVecEnv"]}
+        envs = {name: make(options.env, n_envs) for name, make in makers.items()}
+        n_actions = envs["AtariVecEnv"].action_space.n
+        for env in envs.values():
+            env.reset()
+            rates(env, rng.integers(n_actions, size=(50, n_envs)))
+        found: dict[str, list[tuple[float, float]]] = {name: [] for name in envs}
+        for run in range(options.runs):
+            for name, env in envs.items():
+                actions = rng.integers(n_actions, size=(options.steps // n_envs, n_envs))
+                found[name].append(rates(env, actions))
+                figures = [f"{figure:.0f}" for figure in found[name][-1]]
+                rows.append([n_envs, name, run, *figures, f"{os.getloadavg()[0]:.2f}"])
+        for env in envs.values():
+            env.close()
+        medians = {
+            name: [statistics.median(each) for each in zip(*pairs, strict=True)] for name, pairs in found.items()
+        }
+        for name, (rate, per_cpu) in medians.items():
+            ratio, cpu_ratio = (ours / ales for ours, ales in zip(medians[name], medians["ALE's own"], strict=True))
+            print(f"{n_envs:3} environments  {name:<14}{rate:7.0f} steps/s ({ratio:.2f} of ALE's own)", end="")
+            print(f"{per_cpu:7.0f} per processor second ({cpu_ratio:.2f})", flush=True)
+    print("load average", *(f"{load:.1f}" for load in os.getloadavg()), "on", os.cpu_count(), "processors")
+    path = Path(__file__).parent / "results" / "atari_env.csv"
+    path.parent.mkdir(exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["n_envs", "environment", "run", "steps_per_second", "steps_per_processor_second", "load"])
+        writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    main()

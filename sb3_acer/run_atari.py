@@ -1,0 +1,173 @@
+"""``sb3-acer run-atari``: ACER on an Atari game, with the arguments and defaults of stable-baselines' run_atari."""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from types import FrameType
+
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import Logger, make_output_format
+from stable_baselines3.common.monitor import ResultsWriter
+from stable_baselines3.common.utils import safe_mean
+
+from sb3_acer import ACER
+
+POLICIES = {"cnn": "CnnPolicy", "lstm": "CnnLstmPolicy", "lnlstm": "CnnLnLstmPolicy"}
+
+
+class Run(BaseCallback):
+    """
+    Writes the scores of finished games, saves checkpoints, and ends training when a signal comes.
+
+    :param folder: where to
+    :param save_freq: steps between two checkpoints
+    :param t_start: when the environment was made
+    """
+
+    model: ACER
+
+    def __init__(self, folder: Path, save_freq: int, t_start: float) -> None:
+        super().__init__()
+        self.folder = folder
+        self.save_freq = save_freq
+        self.t_start = t_start
+        self.stopped = 0  # the number of the signal
+
+    def stop(self, signum: int, frame: FrameType | None) -> None:
+        if self.stopped:
+            raise KeyboardInterrupt
+        self.stopped = signum
+
+    def _on_training_start(self) -> None:
+        self.next_save = self.num_timesteps + self.save_freq
+        # A file for each part of the run, as the times in it count from its start.
+        name = str(self.folder / f"{self.num_timesteps}")
+        self.scores = ResultsWriter(name, {"t_start": self.t_start}, extra_keys=("steps",))
+
+    def _on_rollout_start(self) -> None:
+        if self.num_timesteps >= self.next_save:
+            self.next_save += self.save_freq
+            save_checkpoint(self.model, self.folder)
+
+    def _on_step(self) -> bool:
+        for info in self.locals["infos"]:
+            if "episode" in info:
+                self.scores.write_row({**info["episode"], "steps": self.num_timesteps})
+        return not self.stopped
+
+    def _on_training_end(self) -> None:
+        self.scores.close()
+
+
+def save_checkpoint(model: ACER, folder: Path) -> None:
+    """
+    Save an agent with its replay buffer, under the names that SB3's CheckpointCallback gives them. Only the newest
+    checkpoint keeps its buffer, and there is one at any time, whenever the program is killed.
+    """
+    buffer, agent = _checkpoint(folder, model.num_timesteps)
+    model.save_replay_buffer(folder / "unfinished.pkl")
+    os.replace(folder / "unfinished.pkl", buffer)
+    model.save(folder / "unfinished.zip")
+    os.replace(folder / "unfinished.zip", agent)
+    for old in folder.glob(_checkpoint(folder, "*")[0].name):
+        if old != buffer:
+            old.unlink()
+
+
+def find_checkpoint(folder: Path) -> tuple[Path, Path] | None:
+    """The newest checkpoint's replay buffer and agent, if there is one."""
+    steps = [int(path.stem.split("_")[1]) for path in folder.glob(_checkpoint(folder, "*")[1].name)]
+    return next((pair for pair in (_checkpoint(folder, n) for n in sorted(steps)[::-1]) if pair[0].exists()), None)
+
+
+def _checkpoint(folder: Path, steps: int | str) -> tuple[Path, Path]:
+    return folder / f"acer_replay_buffer_{steps}_steps.pkl", folder / f"acer_{steps}_steps.zip"
+
+
+def make_parser() -> argparse.ArgumentParser:
+    def whole(text: str) -> int:
+        return int(float(text))  # 1e7
+
+    parser = argparse.ArgumentParser("sb3-acer run-atari", formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--env", default="BreakoutNoFrameskip-v4", help="id of the environment")
+    parser.add_argument("--seed", type=int, default=0, help="of all random draws")
+    parser.add_argument("--num-timesteps", type=whole, default=10_000_000, help="steps of all games together")
+    parser.add_argument("--policy", choices=POLICIES, default="cnn", help="architecture of the policy")
+    parser.add_argument("--lr_schedule", "--lr-schedule", choices=["constant", "linear"], default="constant")
+    parser.add_argument("--logdir", help="folder for logs and agents (default: logs/run-atari/ENV_SEED)")
+    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in the folder")
+    parser.add_argument("--save-freq", type=whole, default=500_000, help="steps between two checkpoints")
+    parser.add_argument("--log-interval", type=whole, default=100, help="rollouts between two logs")
+    parser.add_argument("--n-envs", type=whole, default=16, help="games side by side")
+    parser.add_argument("--buffer-size", type=whole, default=5000, help="steps of all games at once that are kept")
+    parser.add_argument("--device", default="auto", help="of the networks")
+    return parser
+
+
+def main(arguments: list[str]) -> None:
+    """train on an Atari game, as stable-baselines' run_atari did
+
+    The folder then holds progress.csv, the scores of all games (*.monitor.csv), checkpoints, and agent.zip. Ctrl-C
+    saves as well, and --resume goes on from there; it knows the arguments of before, and takes others instead.
+    """
+    try:
+        from sb3_acer.atari import make_atari_vec_env
+    except ImportError as error:
+        sys.exit(f"sb3-acer run-atari: {error}")
+    parser = make_parser()
+    options = parser.parse_args(arguments)
+    folder = Path(options.logdir or f"logs/run-atari/{options.env.replace('/', '-')}_{options.seed}")
+    checkpoint, settings = find_checkpoint(folder), folder / "run-atari.json"
+    if options.resume:
+        if checkpoint is None:
+            sys.exit(f"sb3-acer run-atari: no checkpoint to go on from in {folder}")
+        parser.set_defaults(**json.loads(settings.read_text()))
+        options = parser.parse_args(arguments)
+    elif settings.exists():
+        sys.exit(f"sb3-acer run-atari: a run is in {folder}: --resume goes on with it, another --logdir begins one")
+    try:
+        env = make_atari_vec_env(options.env, options.n_envs, options.seed)
+    except ValueError as error:
+        sys.exit(f"sb3-acer run-atari: {error}")
+    folder.mkdir(parents=True, exist_ok=True)
+    settings.write_text(json.dumps({k: v for k, v in vars(options).items() if k not in ("resume", "logdir")}))
+    if checkpoint is not None:
+        buffer, agent = checkpoint
+        model = ACER.load(agent, env, device=options.device)
+        model.load_replay_buffer(buffer)
+        env.seed(options.seed + model.num_timesteps)  # other games than those of the start
+    else:
+        model = ACER(
+            POLICIES[options.policy],
+            env,
+            lr_schedule=options.lr_schedule,
+            buffer_size=options.buffer_size,
+            seed=options.seed,
+            device=options.device,
+            verbose=1,
+        )
+    run = Run(folder, options.save_freq, env.t_start)
+    suffix = f"_{model.num_timesteps}" if checkpoint else ""
+    formats = ["stdout", "csv", *(["tensorboard"] if find_spec("tensorboard") else [])]
+    model.set_logger(Logger(str(folder), [make_output_format(name, str(folder), suffix) for name in formats]))
+    done, start = model.num_timesteps, time.perf_counter()
+    handlers = {number: signal.signal(number, run.stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        model.learn(options.num_timesteps - done, run, options.log_interval, reset_num_timesteps=False)
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    rate = (model.num_timesteps - done) / (time.perf_counter() - start)
+    save_checkpoint(model, folder)
+    model.save(folder / "agent.zip")
+    env.close()
+    scores = [episode["r"] for episode in model.ep_info_buffer or []]
+    print(f"{model.num_timesteps} steps, {rate:.0f} a second; mean score of the last {len(scores)} games: ", end="")
+    print(f"{safe_mean(scores):.2f}\nAgent: {folder / 'agent.zip'}")
+    if run.stopped:
+        sys.exit(128 + run.stopped)

@@ -1,0 +1,434 @@
+"""Atari: the games are those of the ALE and of SB3's wrappers, and are to SB3 what any environment is."""
+
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import ale_py.roms
+import cv2
+import gymnasium as gym
+import numpy as np
+import pytest
+from ale_py import ALEInterface
+from stable_baselines3 import DQN, PPO
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.env_util import make_atari_env
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import VecEnv, VecFrameStack
+
+from sb3_acer.atari import AtariId, AtariVecEnv, make_atari_vec_env, parse_atari_id
+
+ROOT = Path(__file__).parents[1]
+
+
+def step(env: VecEnv, *actions: int) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
+    observations, rewards, dones, infos = env.step(np.array(actions))
+    return observations, rewards, dones, infos
+
+
+def n_actions(env: VecEnv) -> int:
+    assert isinstance(env.action_space, gym.spaces.Discrete)
+    return int(env.action_space.n)
+
+
+def random_steps(env: VecEnv, n_steps: int, seed: int = 1) -> Iterator[Any]:
+    rng = np.random.default_rng(seed)
+    for _ in range(n_steps):
+        yield step(env, *rng.integers(n_actions(env), size=env.num_envs))
+
+
+def without_starts(env_id: str, n_envs: int, **kwargs: Any) -> AtariVecEnv:
+    """Games in which nothing is played but what is asked for."""
+    return AtariVecEnv(env_id, n_envs, noop_max=0, fire_reset=False, seed=0, **kwargs)
+
+
+def of_sb3(env_id: str, n_envs: int, max_frames: int = 108_000, **kwargs: Any) -> VecEnv:
+    env_kwargs = {"max_num_frames_per_episode": max_frames}
+    env = make_atari_env(env_id, n_envs, seed=0, wrapper_kwargs={"noop_max": 0, **kwargs}, env_kwargs=env_kwargs)
+    return VecFrameStack(env, 4)
+
+
+def channels_first(observations: Any) -> Any:
+    return np.moveaxis(observations, -1, -3)
+
+
+def require_same_info(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    for key in ("lives", "frame_number", "episode_frame_number", "TimeLimit.truncated"):
+        assert ours[key] == theirs[key]
+    assert ours.keys() <= theirs.keys()
+    assert ("episode" in ours) == ("episode" in theirs)
+    if "episode" in ours:
+        assert [ours["episode"][key] for key in "rl"] == [theirs["episode"][key] for key in "rl"]
+
+
+def require_similar(ours: np.ndarray, theirs: np.ndarray) -> None:
+    """The same but for few pixels, whose grey depends on when frames turn grey; blank frames in the same places."""
+    assert (ours != theirs).mean() < 0.02
+    np.testing.assert_array_equal(ours.any((-2, -1)), theirs.any((-2, -1)))
+
+
+@pytest.mark.parametrize(("max_frames", "n_steps"), [(108_000, 600), (400, 210), (403, 210)])
+def test_whole_games_are_those_of_sb3(max_frames: int, n_steps: int) -> None:
+    ours = without_starts("MsPacmanNoFrameskip-v4", 2, max_frames=max_frames, episodic_life=False)
+    theirs = of_sb3("MsPacmanNoFrameskip-v4", 2, max_frames, terminal_on_life_loss=False)
+    observations, expected = ours.reset(), theirs.reset()
+    rng = np.random.default_rng(0)
+    games = 0
+    for _ in range(n_steps):
+        require_similar(observations, channels_first(expected))
+        actions = rng.integers(n_actions(ours), size=2)
+        observations, rewards, dones, infos = step(ours, *actions)
+        expected, their_rewards, their_dones, their_infos = step(theirs, *actions)
+        np.testing.assert_array_equal(rewards, their_rewards)
+        np.testing.assert_array_equal(dones, their_dones)
+        assert (rewards.dtype, dones.dtype) == (their_rewards.dtype, their_dones.dtype)
+        for info, their_info in zip(infos, their_infos, strict=True):
+            require_same_info(info, their_info)
+            games += "episode" in info
+            assert info["TimeLimit.truncated"] == ("episode" in info and max_frames < 500)
+            if "episode" in info:
+                # The newest frame of a game is not wholly there, neither in SB3.
+                final = channels_first(their_info["terminal_observation"])
+                require_similar(info["terminal_observation"][:-1], final[:-1])
+    assert games >= 2
+
+
+@pytest.mark.parametrize(("game", "n_steps"), [("Breakout", 300), ("MsPacman", 600)])
+def test_lives_are_those_of_sb3_once_its_unseen_actions_are_played(game: str, n_steps: int) -> None:
+    ours, theirs = without_starts(f"{game}NoFrameskip-v4", 1), of_sb3(f"{game}NoFrameskip-v4", 1)
+    fire = [1, 2] if "FIRE" in ours.env_method("get_action_meanings")[0] else []
+
+    def play(actions: list[int], observations: np.ndarray) -> np.ndarray:
+        for action in actions:
+            observations = step(ours, action)[0]
+        return observations
+
+    observations, expected = play(fire, ours.reset()), theirs.reset()
+    rng = np.random.default_rng(1)
+    age = lives = games = 0
+    for _ in range(n_steps):
+        frames = min(age + 1, 4)  # SB3 counts its unseen actions' frames as none of the episode's
+        require_similar(observations[0, -frames:], channels_first(expected)[0, -frames:])
+        action = int(rng.integers(n_actions(ours)))
+        observations, reward, done, infos = step(ours, action)
+        expected, their_reward, their_done, their_infos = step(theirs, action)
+        assert (reward, done) == (their_reward, their_done)
+        require_same_info(infos[0], their_infos[0])
+        age += 1
+        if done:
+            frames = min(age + 1, 4)
+            final, over = infos[0]["terminal_observation"], "episode" in infos[0]
+            their_final = channels_first(their_infos[0]["terminal_observation"])
+            require_similar(final[-frames : 3 + (not over)], their_final[-frames : 3 + (not over)])
+            assert not observations[0, :-1].any()
+            if not over:
+                np.testing.assert_array_equal(observations[0, -1], final[-1])
+            observations = play(fire if over else [0, *fire], observations)
+            age, lives, games = 0, lives + (not over), games + over
+    assert lives >= 2
+    assert games >= 1
+
+
+class PlainGame:
+    """A game of the ALE itself, with the preprocessing in Python."""
+
+    def __init__(self, game: str, frame_skip: int, sticky: float, seed: int) -> None:
+        self.ale = ALEInterface()
+        self.ale.setFloat("repeat_action_probability", sticky)
+        self.ale.setInt("random_seed", seed)
+        rom = ale_py.roms.get_rom_path(game)
+        assert rom is not None
+        self.ale.loadROM(rom)
+        self.ale.reset_game()
+        self.frame_skip = frame_skip
+
+    def step(self, action: int) -> tuple[np.ndarray, float]:
+        points, frames = 0, []
+        for _ in range(self.frame_skip):
+            points += self.ale.act(self.ale.getMinimalActionSet()[action])
+            frames.append(self.ale.getScreenGrayscale())
+        frame = cv2.resize(np.maximum(*frames[-2:]), (84, 84), interpolation=cv2.INTER_AREA)
+        return frame, points
+
+
+@pytest.mark.parametrize(
+    ("env_id", "atari_id"),
+    [
+        ("PongNoFrameskip-v4", ("pong", 4, 0.0)),
+        ("BreakoutDeterministic-v4", ("breakout", 4, 0.0)),
+        ("SpaceInvadersDeterministic-v4", ("space_invaders", 3, 0.0)),
+        ("SpaceInvadersNoFrameskip-v4", ("space_invaders", 4, 0.0)),
+        ("BreakoutNoFrameskip-v0", ("breakout", 4, 0.25)),
+        ("ALE/MsPacman-v5", ("ms_pacman", 4, 0.25)),
+        ("qbert", ("qbert", 4, 0.0)),
+    ],
+)
+def test_ids_stand_for_what_they_always_stood_for(env_id: str, atari_id: tuple[str, int, float]) -> None:
+    """Frame by frame, and equal to the bit."""
+    assert parse_atari_id(env_id) == AtariId(*atari_id)
+    game = PlainGame(*atari_id, seed=7)
+    env = AtariVecEnv(env_id, 1, noop_max=0, fire_reset=False, clip_reward=False, episodic_life=False, seed=7)
+    env.reset()
+    for action in np.random.default_rng(0).integers(n_actions(env), size=90):
+        frame, points = game.step(action)
+        observations, rewards, dones, _ = step(env, action)
+        if dones[0]:
+            break
+        np.testing.assert_array_equal(observations[0, -1], frame)
+        assert rewards[0] == points
+    assert game.ale.getEpisodeFrameNumber() > 150
+
+
+@pytest.mark.parametrize(
+    ("env_id", "message"),
+    [
+        ("PongNoFrameskp-v4", "such as PongNoFrameskip-v4"),
+        ("CartPole-v1", "env_id must be that of an Atari game"),
+        ("Pong-ramNoFrameskip-v4", "env_id must be that of an Atari game"),
+        ("ALE/Combat-v5", "env_id must be that of an Atari game"),
+        ("combat", "env_id must be that of an Atari game"),
+        ("", "env_id must be that of an Atari game"),
+        ("Pong-v4", "env_id must have a fixed frame skip, such as PongNoFrameskip-v4"),
+        ("Pong-v0", "env_id must have a fixed frame skip, such as PongNoFrameskip-v0"),
+    ],
+)
+def test_what_is_no_game_is_refused(env_id: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        AtariVecEnv(env_id)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"n_envs": 0}, "n_envs must be an integer of at least 1, got 0"),
+        ({"n_envs": 1.5}, "n_envs must be an integer of at least 1, got 1.5"),
+        ({"frame_stack": 0}, "frame_stack must be an integer of at least 1, got 0"),
+        ({"frame_skip": 0}, "frame_skip must be an integer of at least 1, got 0"),
+        ({"screen_size": 0}, "screen_size must be an integer of at least 1, got 0"),
+        ({"max_frames": 0}, "max_frames must be an integer of at least 1, got 0"),
+        ({"noop_max": -1}, "noop_max must be an integer of at least 0, got -1"),
+        ({"num_threads": -1}, "num_threads must be an integer of at least 0, got -1"),
+        ({"sticky": 1.5}, r"sticky must be in \[0, 1\], got 1.5"),
+    ],
+)
+def test_what_cannot_be_is_refused(kwargs: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        AtariVecEnv("pong", **kwargs)
+
+
+def test_a_missing_rom_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        monkeypatch.setenv("ALE_ROMS_DIR", str(folder))
+        with pytest.raises(ValueError, match="env_id must be that of a game whose ROM is there, got 'pong'"):
+            AtariVecEnv("PongNoFrameskip-v4", 1)
+
+
+@pytest.mark.parametrize("action", [-1, 6])
+def test_an_action_that_is_none_is_refused(action: int) -> None:
+    """ale-py would wait for it without end."""
+    env = AtariVecEnv("pong", 2)
+    env.reset()
+    with pytest.raises(ValueError, match=r"actions must be elements of Discrete\(6\)"):
+        step(env, 0, action)
+    step(env, 0, 5)
+
+
+def history(env: AtariVecEnv) -> tuple[np.ndarray, np.ndarray]:
+    """Observations and rewards when all games get the same actions."""
+    observations, rewards = [env.reset()], []
+    for action in np.random.default_rng(0).integers(n_actions(env), size=60):
+        observation, reward, _, _ = step(env, *[action] * env.num_envs)
+        observations.append(observation)
+        rewards.append(reward)
+    return np.stack(observations), np.stack(rewards)
+
+
+def test_a_seed_settles_everything() -> None:
+    """Also the sticky actions, and whatever the number of threads."""
+    env = AtariVecEnv("ALE/Breakout-v5", 3, seed=5)
+    observations, rewards = history(env)
+    again, other = AtariVecEnv("ALE/Breakout-v5", 3, num_threads=1), AtariVecEnv("ALE/Breakout-v5", 3, seed=6)
+    for seed in (5, 5 + 2**31):
+        again.seed(seed)
+        for expected, found in zip((observations, rewards), history(again), strict=True):
+            np.testing.assert_array_equal(expected, found)
+    np.testing.assert_array_equal(observations[:, 1:], history(other)[0][:, :-1])  # one seed a game
+    assert (history(env)[0] != observations).any()  # used up by the first reset
+
+
+def test_games_begin_after_a_random_number_of_frames() -> None:
+    env = AtariVecEnv("breakout", 4, seed=0, noop_max=30)
+    starts: list[int] = []
+    for _ in range(8):
+        env.reset()
+        starts += [info["episode_frame_number"] for info in env.reset_infos]
+    assert len(set(starts)) > 8
+    assert min(starts) >= 1
+    assert max(starts) <= 29
+
+
+def test_what_was_returned_stays_as_it_was() -> None:
+    env = AtariVecEnv("MsPacmanNoFrameskip-v4", 2, seed=0, max_frames=200)
+    arrays: list[np.ndarray] = [env.reset()]
+    for observations, rewards, dones, infos in random_steps(env, 60):
+        arrays += [observations, rewards, dones]
+        arrays += [info["terminal_observation"] for info in infos if "terminal_observation" in info]
+    assert len(arrays) >= 183
+    copies = [array.copy() for array in arrays]
+    for _ in random_steps(env, 30, seed=2):
+        pass
+    for array, copy in zip(arrays, copies, strict=True):
+        np.testing.assert_array_equal(array, copy)
+    for earlier, later in pairwise(arrays):
+        assert not np.shares_memory(earlier, later)
+
+
+@pytest.mark.parametrize("frame_stack", [1, 2, 4])
+def test_an_episodes_frames_are_its_own_and_follow_one_another(frame_stack: int) -> None:
+    """So that a buffer needs to keep only the newest: the law that frames are stored once by."""
+    env = AtariVecEnv("BreakoutNoFrameskip-v4", 2, seed=0, frame_stack=frame_stack, max_frames=300)
+    assert env.observation_space.shape == (frame_stack, 84, 84)
+    before = env.reset()
+    ends = 0
+    for observations, _, dones, infos in random_steps(env, 170):
+        for game, done in enumerate(dones):
+            last = infos[game]["terminal_observation"] if done else observations[game]
+            np.testing.assert_array_equal(last[:-1], before[game, 1:])
+            if done:
+                assert not observations[game, :-1].any()
+                assert observations[game, -1].any()
+        before = observations
+        ends += int(dones.sum())
+    assert ends >= 4
+
+
+def test_the_first_action_after_a_lost_life_is_fire() -> None:
+    """Whatever was asked for; nothing is pressed in games that go on by themselves, and without episodic life."""
+
+    def frames(first: int, **kwargs: Any) -> np.ndarray:
+        env = AtariVecEnv("breakout", 1, seed=0, **kwargs)
+        env.reset()
+        while step(env, 0)[3][0]["lives"] == 5:
+            pass
+        return np.stack([step(env, action)[0] for action in (first, *[0] * 20)])
+
+    assert env_fires(frames(0))
+    np.testing.assert_array_equal(frames(0), frames(3))
+    np.testing.assert_array_equal(frames(0), frames(1))
+    assert not env_fires(frames(0, episodic_life=False))
+
+
+def env_fires(frames: np.ndarray) -> bool:
+    """Whether anything moves, though nothing is asked for."""
+    return bool((frames[-1] != frames[-2]).any())
+
+
+def test_points_are_clipped_and_scores_are_not() -> None:
+    clipped, plain = (
+        AtariVecEnv("MsPacmanNoFrameskip-v4", 2, seed=3, clip_reward=clip, max_frames=900) for clip in (True, False)
+    )
+    clipped.reset()
+    plain.reset()
+    sums, scores = np.zeros(2), []
+    for ours, theirs in zip(random_steps(clipped, 450), random_steps(plain, 450), strict=True):
+        np.testing.assert_array_equal(ours[1], np.sign(theirs[1]))
+        sums += theirs[1]
+        for game in range(2):
+            if "episode" in ours[3][game]:
+                scores.append(ours[3][game]["episode"]["r"])
+                assert scores[-1] == sums[game]
+                assert ours[3][game]["episode"].keys() == {"r", "l", "t"}
+                sums[game] = 0
+    assert len(scores) >= 4
+    assert max(scores) > 50
+
+
+def test_a_reset_begins_new_games_even_in_the_midst_of_a_step() -> None:
+    env, fresh = (AtariVecEnv("BreakoutNoFrameskip-v4", 2, seed=0) for _ in range(2))
+    expected = fresh.reset()
+    env.reset()
+    list(random_steps(env, 50))
+    assert (env.lives < 5).any()
+    env.step_async(np.zeros(2, int))
+    env.seed(0)
+    np.testing.assert_array_equal(env.reset(), expected)
+    for ours, theirs in zip(random_steps(env, 50), random_steps(fresh, 50), strict=True):
+        for found, other in zip(ours[:3], theirs[:3], strict=True):
+            np.testing.assert_array_equal(found, other)
+
+
+def test_it_answers_what_sb3_asks_an_environment() -> None:
+    env = make_atari_vec_env("PongNoFrameskip-v4", 3, seed=0)
+    assert isinstance(env, VecEnv)
+    assert env.get_attr("render_mode") == ["rgb_array"] * 3
+    assert env.get_attr("action_space", 1) == [env.action_space]
+    assert env.get_attr("spec")[0].id == "PongNoFrameskip-v4"
+    assert not env.has_attr("nothing")
+    env.set_attr("name", "mine", indices=[0, 2])
+    assert env.get_attr("name", [0, 2]) == ["mine", "mine"]
+    assert not env.has_attr("name")
+    assert env.env_method("get_action_meanings", indices=0) == [
+        ["NOOP", "FIRE", "RIGHT", "LEFT", "RIGHTFIRE", "LEFTFIRE"]
+    ]
+    assert env.env_is_wrapped(Monitor) == [True] * 3
+    assert env.env_is_wrapped(gym.wrappers.TimeLimit, 0) == [False]
+    assert AtariVecEnv("pong", 1, full_action_space=True).action_space == gym.spaces.Discrete(18)
+
+
+def test_it_shows_the_newest_frames() -> None:
+    env = AtariVecEnv("pong", 2, seed=0)
+    observations = env.reset()
+    image = env.render()
+    assert image is not None
+    assert image.shape == (168, 84, 3)
+    for game, shown in enumerate(env.get_images()):
+        assert shown is not None
+        np.testing.assert_array_equal(shown, np.stack([observations[game, -1]] * 3, -1))
+
+
+def test_closing_twice_is_no_harm() -> None:
+    env = AtariVecEnv("pong", 1)
+    env.reset()
+    env.step_async(np.zeros(1, int))
+    env.close()
+    env.close()
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "kwargs"),
+    [
+        (PPO, {"n_steps": 16, "batch_size": 32, "n_epochs": 1}),
+        (DQN, {"buffer_size": 100, "learning_starts": 20, "batch_size": 8}),
+    ],
+)
+def test_the_algorithms_of_sb3_learn_on_it(algorithm: type[BaseAlgorithm], kwargs: dict[str, Any]) -> None:
+    env = make_atari_vec_env("BreakoutNoFrameskip-v4", 2, seed=0, max_frames=60)
+    model = algorithm("CnnPolicy", env, seed=0, device="cpu", **kwargs)
+    assert model.get_env() is env  # it needs no wrapper of SB3's: images have their channels first
+    model.learn(64)
+    assert model.num_timesteps >= 64
+    assert len(model.ep_info_buffer or []) >= 2
+
+
+def test_evaluation_is_by_the_scores_of_whole_games() -> None:
+    env = AtariVecEnv("MsPacmanNoFrameskip-v4", 2, seed=0)
+    model = PPO("CnnPolicy", env, n_steps=4, batch_size=8, device="cpu", seed=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scores, frames = evaluate_policy(model, env, 2, return_episode_rewards=True)
+    assert isinstance(scores, list)
+    assert isinstance(frames, list)
+    assert len(scores) == 2
+    assert all(score % 10 == 0 and score >= 60 for score in scores)
+    assert min(frames) > 1000  # three lives
+
+
+def test_without_ale_py_the_extra_is_named() -> None:
+    code = "import sys; sys.modules['ale_py'] = None; import sb3_acer; import sb3_acer.atari"
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.stderr.splitlines()[-1] == 'ImportError: Atari games need ale-py: pip install "sb3-acer[atari]"'

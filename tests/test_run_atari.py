@@ -1,0 +1,169 @@
+"""run-atari: stable-baselines' run_atari, whose runs can be stopped and continued."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stable_baselines3.common.monitor import load_results
+
+from sb3_acer import ACER, atari, run_atari
+from sb3_acer.atari import AtariVecEnv, make_atari_vec_env
+from sb3_acer.run_atari import find_checkpoint, main, make_parser, save_checkpoint
+
+ROOT = Path(__file__).parents[1]
+SHORT: tuple[str, ...] = (
+    "--env",
+    "PongNoFrameskip-v4",
+    "--num-timesteps",
+    "160",
+    "--n-envs",
+    "2",
+    "--buffer-size",
+    "60",
+)
+SHORT += ("--save-freq", "80", "--log-interval", "1", "--device", "cpu")
+
+
+@pytest.fixture(autouse=True)
+def _short_games(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(atari, "make_atari_vec_env", partial(make_atari_vec_env, max_frames=100))
+
+
+def run(folder: Path, *arguments: str) -> None:
+    main([*SHORT, "--logdir", str(folder), *arguments])
+
+
+def resume(folder: Path, *arguments: str) -> None:
+    main(["--resume", "--logdir", str(folder), *arguments])
+
+
+def agents(folder: Path) -> set[int]:
+    return {int(path.stem.split("_")[1]) for path in folder.glob("acer_*_steps.zip")}
+
+
+def test_the_defaults_are_those_of_stable_baselines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    options = make_parser().parse_args([])
+    assert (options.env, options.seed, options.num_timesteps) == ("BreakoutNoFrameskip-v4", 0, 10**7)
+    assert (options.policy, options.lr_schedule, options.n_envs, options.buffer_size) == ("cnn", "constant", 16, 5000)
+    models: list[ACER] = []
+
+    def learn(model: ACER, *args: Any, **kwargs: Any) -> ACER:
+        models.append(model)
+        return model
+
+    monkeypatch.setattr(ACER, "learn", learn)
+    run(tmp_path, "--n-envs", "1", "--buffer-size", "5000")
+    model, plain = models[0], ACER("MlpPolicy", "CartPole-v1", lr_schedule="constant", seed=0)
+    assert isinstance(model.get_env(), AtariVecEnv)
+    for name in ("gamma", "n_steps", "q_coef", "ent_coef", "max_grad_norm", "learning_rate", "lr_schedule_name"):
+        assert getattr(model, name) == getattr(plain, name)
+    for name in ("buffer_size", "replay_ratio", "replay_start", "correction_term", "alpha", "delta", "seed"):
+        assert getattr(model, name) == getattr(plain, name)
+
+
+@pytest.mark.parametrize(
+    ("policy", "name"), [("cnn", "CnnPolicy"), ("lstm", "CnnLstmPolicy"), ("lnlstm", "CnnLnLstmPolicy")]
+)
+def test_a_run_leaves_logs_scores_checkpoints_and_an_agent(
+    policy: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tmp_path, "--policy", policy, "--lr_schedule", "linear", "--seed", "3")
+    agent = ACER.load(tmp_path / "agent.zip", device="cpu")
+    assert type(agent.policy).__name__ == name
+    assert (agent.num_timesteps, agent.n_envs, agent.lr_schedule_name, agent.seed) == (160, 2, "linear", 3)
+    assert agents(tmp_path) == {80, 160}  # the last one at the end
+    assert [path.name for path in tmp_path.glob("*.pkl")] == ["acer_replay_buffer_160_steps.pkl"]
+    scores = load_results(str(tmp_path))
+    assert list(scores["steps"]) == [50, 50, 100, 100, 150, 150]  # 100 frames: 25 steps of two games
+    assert set(scores["l"]) <= set(range(101, 131))
+    progress = (tmp_path / "progress.csv").read_text().splitlines()
+    assert "rollout/ep_rew_mean" in progress[0]
+    assert "time/fps" in progress[0]
+    printed = capsys.readouterr().out
+    assert "160 steps, " in printed
+    assert "mean score of the last 6 games" in printed
+
+
+def test_a_run_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
+    run(tmp_path, "--seed", "3", "--policy", "lstm")
+    resume(tmp_path, "--num-timesteps", "3.2e2")
+    agent = ACER.load(tmp_path / "agent.zip", device="cpu")
+    assert (agent.num_timesteps, agent.seed) == (320, 3)
+    assert agents(tmp_path) == {80, 160, 240, 320}
+    assert [path.name for path in tmp_path.glob("*.pkl")] == ["acer_replay_buffer_320_steps.pkl"]
+    scores = load_results(str(tmp_path))
+    assert len(scores) == 12
+    assert scores["steps"].is_monotonic_increasing
+    assert (tmp_path / "progress_160.csv").read_text().splitlines()[0]
+    assert json.loads((tmp_path / "run-atari.json").read_text())["num_timesteps"] == 320
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_run_that_can_be_continued(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    on_step = run_atari.Run._on_step
+
+    def interrupted(callback: run_atari.Run) -> bool:
+        if callback.num_timesteps == 130:  # in the midst of a rollout
+            os.kill(os.getpid(), number)
+        return on_step(callback)
+
+    handler = signal.getsignal(number)
+    monkeypatch.setattr(run_atari.Run, "_on_step", interrupted)
+    with pytest.raises(SystemExit) as exited:
+        run(tmp_path)
+    assert exited.value.code == 128 + number
+    assert signal.getsignal(number) is handler
+    assert max(agents(tmp_path)) == 130
+    resume(tmp_path)
+    assert ACER.load(tmp_path / "agent.zip", device="cpu").num_timesteps == 160  # the rollout went on
+
+
+def test_a_checkpoint_is_there_at_any_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Also when the program is killed while it writes the next one."""
+    assert find_checkpoint(tmp_path) is None
+    model = ACER("MlpPolicy", "CartPole-v1", buffer_size=40, device="cpu").learn(40)
+    save_checkpoint(model, tmp_path)
+    first = find_checkpoint(tmp_path)
+    assert first == (tmp_path / "acer_replay_buffer_40_steps.pkl", tmp_path / "acer_40_steps.zip")
+    model.learn(40, reset_num_timesteps=False)
+
+    def killed(*args: Any) -> None:
+        raise RuntimeError("killed")
+
+    for owner, name in ((model, "save_replay_buffer"), (model, "save"), (os, "replace")):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, killed)
+            with pytest.raises(RuntimeError, match="killed"):
+                save_checkpoint(model, tmp_path)
+        assert find_checkpoint(tmp_path) == first
+    save_checkpoint(model, tmp_path)
+    found = find_checkpoint(tmp_path)
+    assert found is not None
+    assert found[1].name == "acer_80_steps.zip"
+    assert len(list(tmp_path.glob("*.pkl"))) == 1 + len(list(tmp_path.glob("unfinished.pkl")))
+
+
+def test_what_cannot_be_run_ends_with_one_line(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="run-atari: no checkpoint to go on from in"):
+        resume(tmp_path)
+    with pytest.raises(SystemExit, match="run-atari: env_id must be that of an Atari game"):
+        run(tmp_path, "--env", "CartPole-v1")
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "run-atari.json").write_text("{}")
+    with pytest.raises(SystemExit, match="--resume goes on with it"):
+        run(tmp_path)
+
+
+def test_without_ale_py_a_run_names_the_extra() -> None:
+    code = "import sys; sys.modules['ale_py'] = None; from sb3_acer.run_atari import main; main([])"
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.stderr == 'sb3-acer run-atari: Atari games need ale-py: pip install "sb3-acer[atari]"\n'
+    assert result.returncode == 1
