@@ -1,5 +1,6 @@
 """Atari games: ale-py's C++ environments, stepped and preprocessed in threads, as one vectorised environment of SB3."""
 
+import re
 import time
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -12,11 +13,15 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvStepReturn
 
+NEEDED = 'Atari games need ale-py 0.12.1 or later: pip install "sb3-acer[atari]"'
+
 try:
     import ale_py.roms
     from ale_py.vector_env import AtariVectorEnv
 except ImportError as error:
-    raise ImportError('Atari games need ale-py: pip install "sb3-acer[atari]"') from error
+    raise ImportError(NEEDED) from error
+if [int(number) for number in re.findall(r"\d+", ale_py.__version__)[:3]] < [0, 12, 1]:
+    raise ImportError(f"{NEEDED} (here: {ale_py.__version__})")  # which cannot reset some of the games only
 
 
 class AtariId(NamedTuple):
@@ -200,7 +205,6 @@ class AtariVecEnv(VecEnv):
         self.lives = infos["lives"]
         self._scores[:] = 0
         self._revived[:] = False
-        self._blanks[:] = 0
         self.reset_infos = _infos(infos)
         return self.observations
 
@@ -232,7 +236,6 @@ class AtariVecEnv(VecEnv):
             for game in np.flatnonzero(dones):
                 infos[game]["terminal_observation"] = observations[game].copy()
             observations[self._revived, :-1] = 0
-            self._blanks[dones] = 0
             self._blanks[self._revived] = max(self.frame_stack - 2, 0)
             if over.any():
                 self._end_games(over, truncated & ~terminated & ~died, infos)
@@ -257,8 +260,6 @@ class AtariVecEnv(VecEnv):
     def close(self) -> None:
         """End the threads."""
         if hasattr(self, "_ale"):
-            if self._stepping:
-                self._ale.recv()
             del self._ale
 
     def get_images(self) -> Sequence[np.ndarray | None]:

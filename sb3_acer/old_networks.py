@@ -291,6 +291,7 @@ def make_policy_kwargs(network: Network, activation_fn: type[nn.Module]) -> tupl
     }
     if network.convolutions:
         kwargs["features_extractor_kwargs"] = {"features_dim": network.shared[0].bias.size}
+        kwargs["use_bfloat16"] = False  # the probabilities are to be the old ones
     else:
         kwargs["normalize_images"] = False
     if network.shared and not network.convolutions:

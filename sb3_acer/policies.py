@@ -231,8 +231,8 @@ class ACERPolicy(BasePolicy):
     :param enable_critic_lstm: whether the critic has an LSTM of its own; with neither it sees the features alone
     :param lstm_kwargs: further arguments of ``lstm_class``: ``bias`` and ``dropout`` of :class:`LSTM`
     :param normalize_images: whether to divide images by 255
-    :param use_bfloat16: whether features of images are computed in bfloat16 (automatic mixed precision); ``"auto"``:
-        where the processor has instructions for it. Dict observations' never are.
+    :param use_bfloat16: whether NatureCNN computes features of images in bfloat16 (automatic mixed precision);
+        ``"auto"``: where the processor has instructions for it
     :param optimizer_class: optimiser
     :param optimizer_kwargs: its keyword arguments, without the learning rate
     :raises ValueError: for a ``net_arch`` of another form, for options of an LSTM that contradict each other, and for
@@ -299,7 +299,7 @@ class ACERPolicy(BasePolicy):
             and isinstance(observation_space, spaces.Box)
             and len(observation_space.shape) == 1
         )
-        self._is_image = is_image_space(observation_space) and not isinstance(observation_space, spaces.Dict)
+        self._is_image = issubclass(features_extractor_class, NatureCNN) and is_image_space(observation_space)
         self.features_extractor = self.make_features_extractor()
         self.q_features_extractor = (
             self.features_extractor if share_features_extractor else self.make_features_extractor()

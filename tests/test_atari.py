@@ -98,7 +98,7 @@ def test_whole_games_are_those_of_sb3(max_frames: int, n_steps: int) -> None:
     assert games >= 2
 
 
-@pytest.mark.parametrize(("game", "n_steps"), [("Breakout", 300), ("MsPacman", 600)])
+@pytest.mark.parametrize(("game", "n_steps"), [("Breakout", 300), ("MsPacman", 600), ("Qbert", 700)])
 def test_lives_are_those_of_sb3_once_its_unseen_actions_are_played(game: str, n_steps: int) -> None:
     ours, theirs = without_starts(f"{game}NoFrameskip-v4", 1), of_sb3(f"{game}NoFrameskip-v4", 1)
     fire = [1, 2] if "FIRE" in ours.env_method("get_action_meanings")[0] else []
@@ -348,18 +348,55 @@ def test_points_are_clipped_and_scores_are_not() -> None:
     assert max(scores) > 50
 
 
-def test_a_reset_begins_new_games_even_in_the_midst_of_a_step() -> None:
-    env, fresh = (AtariVecEnv("BreakoutNoFrameskip-v4", 2, seed=0) for _ in range(2))
-    expected = fresh.reset()
+def until_a_life_is_lost(env: AtariVecEnv) -> tuple[Any, dict[str, Any]]:
+    """Play nothing, and return what the last step did."""
     env.reset()
-    list(random_steps(env, 50))
-    assert (env.lives < 5).any()
-    env.step_async(np.zeros(2, int))
+    while True:
+        observations, _, dones, infos = step(env, *[0] * env.num_envs)
+        if dones[0]:
+            return observations, infos[0]
+
+
+def test_a_reset_begins_new_games_even_in_the_midst_of_a_step() -> None:
+    env, fresh = (AtariVecEnv("BreakoutNoFrameskip-v4", 2, seed=0, max_frames=120) for _ in range(2))
+    expected = fresh.reset()
+    for _ in range(3):
+        until_a_life_is_lost(env)  # what follows is not pressed, and points are not counted, in the next game
+        env.seed(0)
+        np.testing.assert_array_equal(env.reset(), expected)
+        list(random_steps(env, 25, seed=3))
+        env.step_async(np.zeros(2, int))
     env.seed(0)
     np.testing.assert_array_equal(env.reset(), expected)
-    for ours, theirs in zip(random_steps(env, 50), random_steps(fresh, 50), strict=True):
+    for ours, theirs in zip(random_steps(env, 80, seed=4), random_steps(fresh, 80, seed=4), strict=True):
         for found, other in zip(ours[:3], theirs[:3], strict=True):
             np.testing.assert_array_equal(found, other)
+        for info, other_info in zip(ours[3], theirs[3], strict=True):
+            for each in (info, other_info):
+                each.get("episode", {}).pop("t", None)
+            assert info.get("episode") == other_info.get("episode")
+
+
+def test_a_life_lost_at_the_limit_is_a_terminal_and_the_game_is_over() -> None:
+    """As in SB3, which asks for a life before it asks for the time."""
+
+    def limited(max_frames: int) -> AtariVecEnv:
+        return AtariVecEnv("BreakoutNoFrameskip-v4", 1, seed=0, noop_max=0, max_frames=max_frames)
+
+    _, info = until_a_life_is_lost(limited(108_000))
+    assert "episode" not in info
+    max_frames = info["episode_frame_number"] - 1  # the first frame is FIRE
+    env, other = limited(max_frames), limited(max_frames)
+    for each in (env, other):
+        observations, last = until_a_life_is_lost(each)
+        assert last["lives"] == 4
+        assert last["episode"]["l"] == max_frames + 1
+        assert not last["TimeLimit.truncated"]
+        assert each.get_attr("lives") == [5]
+        assert each.reset_infos[0]["lives"] == 5
+        assert each.reset_infos[0]["episode_frame_number"] == 1
+        assert not observations[0, :-1].any()
+    assert (step(env, 2)[0] != step(other, 3)[0]).any()  # no FIRE in their place
 
 
 def test_it_answers_what_sb3_asks_an_environment() -> None:
@@ -428,7 +465,15 @@ def test_evaluation_is_by_the_scores_of_whole_games() -> None:
     assert min(frames) > 1000  # three lives
 
 
-def test_without_ale_py_the_extra_is_named() -> None:
-    code = "import sys; sys.modules['ale_py'] = None; import sb3_acer; import sb3_acer.atari"
+@pytest.mark.parametrize(
+    ("ale", "end"),
+    [
+        ("sys.modules['ale_py'] = None", ""),
+        ("import ale_py; ale_py.__version__ = '0.12.0'", " (here: 0.12.0)"),
+    ],
+)
+def test_without_a_fitting_ale_py_the_extra_is_named(ale: str, end: str) -> None:
+    code = f"import sys; import sb3_acer; assert 'ale_py' not in sys.modules; {ale}; import sb3_acer.atari"
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert result.stderr.splitlines()[-1] == 'ImportError: Atari games need ale-py: pip install "sb3-acer[atari]"'
+    message = 'ImportError: Atari games need ale-py 0.12.1 or later: pip install "sb3-acer[atari]"'
+    assert result.stderr.splitlines()[-1] == message + end

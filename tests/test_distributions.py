@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from sb3_acer.distributions import (
     EPSILON,
     MAX_LOG_RATIO,
+    Binary,
     Categorical,
     DiagonalGaussian,
     Enumerated,
@@ -552,8 +553,8 @@ def test_an_environment_gets_vectors_clipped_to_its_bounds(
     [
         (spaces.Discrete(3), Enumerated),
         (spaces.MultiDiscrete([3, 2]), Categorical),
-        (spaces.MultiBinary(3), Categorical),
-        (spaces.MultiBinary([3]), Categorical),
+        (spaces.MultiBinary(3), Binary),
+        (spaces.MultiBinary([3]), Binary),
         (spaces.Box(-1, 1, (2,)), DiagonalGaussian),
     ],
     ids=str,

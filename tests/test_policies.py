@@ -395,6 +395,28 @@ def test_images_are_divided_by_255_unless_they_are_not_to_be() -> None:
     close(stats_of(raw, images), policy.pi_head(policy.features_extractor(images.float())).softmax(-1))
 
 
+def test_bfloat16_leaves_probabilities_and_values_within_a_hundredth() -> None:
+    exact, fast = make(IMAGE, use_bfloat16=False), make(IMAGE, use_bfloat16=True)
+    fast.load_state_dict(exact.state_dict())
+    given = sequences(exact)
+    of_exact, of_fast = evaluate(exact, given), evaluate(fast, given)
+    for name in ("stats", "values", "q_values", "next_values"):
+        close(getattr(of_fast, name), getattr(of_exact, name), 1e-2)
+    assert not th.equal(of_fast.stats, of_exact.stats)
+    for policy, found in ((exact, of_exact), (fast, of_fast)):
+        (found.stats[..., 0].mean() + found.q_values.mean()).backward()  # type: ignore[no-untyped-call]
+        assert all(weight.grad is not None and weight.grad.dtype == th.float32 for weight in policy.weights)
+    of_first = [policy.weights[0].grad for policy in (fast, exact)]
+    assert of_first[0] is not None
+    assert of_first[1] is not None
+    assert th.cosine_similarity(of_first[0].flatten(), of_first[1].flatten(), 0) > 0.99
+
+
+def test_bfloat16_is_as_asked() -> None:
+    with pytest.raises(ValueError, match="use_bfloat16 must be True, False or 'auto', got 'always'"):
+        make(IMAGE, use_bfloat16="always")
+
+
 def test_dict_observations_are_their_parts_side_by_side() -> None:
     space = spaces.Dict(a=spaces.Box(-1, 1, (2,)), b=spaces.Discrete(3), c=spaces.MultiBinary(2))
     policy, vectors = make(space), make(spaces.Box(-1, 1, (7,)))

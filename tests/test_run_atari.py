@@ -17,6 +17,7 @@ from sb3_acer.atari import AtariVecEnv, make_atari_vec_env
 from sb3_acer.run_atari import find_checkpoint, main, make_parser, save_checkpoint
 
 ROOT = Path(__file__).parents[1]
+pytestmark = pytest.mark.filterwarnings("ignore:replay will never start")
 SHORT: tuple[str, ...] = (
     "--env",
     "PongNoFrameskip-v4",
@@ -165,5 +166,6 @@ def test_what_cannot_be_run_ends_with_one_line(tmp_path: Path) -> None:
 def test_without_ale_py_a_run_names_the_extra() -> None:
     code = "import sys; sys.modules['ale_py'] = None; from sb3_acer.run_atari import main; main([])"
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert result.stderr == 'sb3-acer run-atari: Atari games need ale-py: pip install "sb3-acer[atari]"\n'
+    message = 'sb3-acer run-atari: Atari games need ale-py 0.12.1 or later: pip install "sb3-acer[atari]"'
+    assert result.stderr.splitlines() == [message]
     assert result.returncode == 1
