@@ -395,12 +395,12 @@ class ACERPolicy(BasePolicy):
             return obs.float()
         if not self._is_image or not isinstance(obs, th.Tensor):
             return super().extract_features(obs, features_extractor)
-        # Bytes are put in the order that convolutions are fastest with, before they become numbers four times as wide.
-        images = obs.contiguous(memory_format=th.channels_last)
         fast = _has_bfloat16(obs.device.type) if self.use_bfloat16 == "auto" else self.use_bfloat16
+        images = obs.to(th.bfloat16 if fast else th.float32).contiguous(memory_format=th.channels_last)
+        if self.normalize_images:
+            images.div_(255)
         with th.autocast(obs.device.type, th.bfloat16, enabled=fast):
-            images = images.to(th.bfloat16 if fast else th.float32)
-            features: th.Tensor = features_extractor(images / 255 if self.normalize_images else images)
+            features: th.Tensor = features_extractor(images)
         return features.float()
 
     def forward(self, observations: PyTorchObs, states: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
