@@ -14,10 +14,12 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger, make_output_format
 from stable_baselines3.common.monitor import ResultsWriter
 from stable_baselines3.common.utils import safe_mean
+from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_acer import ACER
 
 POLICIES = {"cnn": "CnnPolicy", "lstm": "CnnLstmPolicy", "lnlstm": "CnnLnLstmPolicy"}
+SETTINGS = "run-atari.json"
 
 
 class Run(BaseCallback):
@@ -109,40 +111,26 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(arguments: list[str]) -> None:
-    """train on an Atari game, as stable-baselines' run_atari did
-
-    The folder then holds progress.csv, the scores of all games (*.monitor.csv), checkpoints, and agent.zip. Ctrl-C
-    saves as well, and --resume goes on from there; it knows the arguments of before, and takes others instead.
-    """
-    try:
-        from sb3_acer.atari import make_atari_vec_env
-    except ImportError as error:
-        sys.exit(f"sb3-acer run-atari: {error}")
+def parse(arguments: list[str]) -> tuple[argparse.Namespace, Path]:
+    """The options, of the run that is continued where they are not given, and its folder."""
     parser = make_parser()
     options = parser.parse_args(arguments)
     folder = Path(options.logdir or f"logs/run-atari/{options.env.replace('/', '-')}_{options.seed}")
-    checkpoint, settings = find_checkpoint(folder), folder / "run-atari.json"
-    if options.resume:
-        if checkpoint is None:
-            sys.exit(f"sb3-acer run-atari: no checkpoint to go on from in {folder}")
-        parser.set_defaults(**json.loads(settings.read_text()))
-        options = parser.parse_args(arguments)
-    elif settings.exists():
-        sys.exit(f"sb3-acer run-atari: a run is in {folder}: --resume goes on with it, another --logdir begins one")
-    try:
-        env = make_atari_vec_env(options.env, options.n_envs, options.seed)
-    except ValueError as error:
-        sys.exit(f"sb3-acer run-atari: {error}")
-    folder.mkdir(parents=True, exist_ok=True)
-    settings.write_text(json.dumps({k: v for k, v in vars(options).items() if k not in ("resume", "logdir")}))
-    if checkpoint is not None:
-        buffer, agent = checkpoint
-        model = ACER.load(agent, env, device=options.device)
-        model.load_replay_buffer(buffer)
-        env.seed(options.seed + model.num_timesteps)  # other games than those of the start
-    else:
-        model = ACER(
+    settings = folder / SETTINGS
+    if not options.resume:
+        if settings.exists():
+            sys.exit(f"sb3-acer run-atari: a run is in {folder}: go on with --resume, or give another --logdir")
+        return options, folder
+    if find_checkpoint(folder) is None:
+        sys.exit(f"sb3-acer run-atari: no checkpoint to go on from in {folder}")
+    parser.set_defaults(**json.loads(settings.read_text()))
+    return parser.parse_args(arguments), folder
+
+
+def make_agent(options: argparse.Namespace, folder: Path, env: VecEnv) -> ACER:
+    checkpoint = find_checkpoint(folder) if options.resume else None
+    if checkpoint is None:
+        return ACER(
             POLICIES[options.policy],
             env,
             lr_schedule=options.lr_schedule,
@@ -151,11 +139,35 @@ def main(arguments: list[str]) -> None:
             device=options.device,
             verbose=1,
         )
-    run = Run(folder, options.save_freq, env.t_start)
-    suffix = f"_{model.num_timesteps}" if checkpoint else ""
-    formats = ["stdout", "csv", *(["tensorboard"] if find_spec("tensorboard") else [])]
-    model.set_logger(Logger(str(folder), [make_output_format(name, str(folder), suffix) for name in formats]))
+    buffer, agent = checkpoint
+    model = ACER.load(agent, env, device=options.device)
+    model.load_replay_buffer(buffer)
+    env.seed(options.seed + model.num_timesteps)  # other games than those of the start
+    return model
+
+
+def main(arguments: list[str]) -> None:
+    """train on an Atari game, as stable-baselines' run_atari did
+
+    The folder then holds progress.csv, the scores of all games (*.monitor.csv), checkpoints, and agent.zip. Ctrl-C
+    saves as well, and --resume goes on from there; it knows the arguments of before, and takes others instead.
+    """
+    options, folder = parse(arguments)
+    try:
+        from sb3_acer.atari import make_atari_vec_env
+
+        env = make_atari_vec_env(options.env, options.n_envs, options.seed)
+    except (ImportError, ValueError) as error:
+        sys.exit(f"sb3-acer run-atari: {error}")
+    folder.mkdir(parents=True, exist_ok=True)
+    model = make_agent(options, folder, env)
+    kept = {name: value for name, value in vars(options).items() if name not in ("resume", "logdir")}
+    (folder / SETTINGS).write_text(json.dumps(kept))
     done, start = model.num_timesteps, time.perf_counter()
+    formats = ["stdout", "csv", *(["tensorboard"] if find_spec("tensorboard") else [])]
+    suffix = f"_{done}" if options.resume else ""  # what was logged before stays
+    model.set_logger(Logger(str(folder), [make_output_format(name, str(folder), suffix) for name in formats]))
+    run = Run(folder, options.save_freq, env.t_start)
     handlers = {number: signal.signal(number, run.stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         model.learn(options.num_timesteps - done, run, options.log_interval, reset_num_timesteps=False)

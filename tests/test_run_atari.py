@@ -159,7 +159,7 @@ def test_what_cannot_be_run_ends_with_one_line(tmp_path: Path) -> None:
         run(tmp_path, "--env", "CartPole-v1")
     assert not list(tmp_path.iterdir())
     (tmp_path / "run-atari.json").write_text("{}")
-    with pytest.raises(SystemExit, match="--resume goes on with it"):
+    with pytest.raises(SystemExit, match="go on with --resume, or give another --logdir"):
         run(tmp_path)
 
 
