@@ -5,7 +5,7 @@ import pathlib
 import warnings
 from collections.abc import Callable
 from copy import copy, deepcopy
-from typing import Any, ClassVar, NamedTuple, TypeGuard, TypeVar, cast
+from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch as th
@@ -22,7 +22,7 @@ from stable_baselines3.common.save_util import open_path
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, RolloutReturn, Schedule, TrainFreq
 from stable_baselines3.common.utils import check_for_correct_spaces, explained_variance, obs_as_tensor
-from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
+from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from sb3_acer.buffer import NumpyObs, SequenceBatch, SequenceReplayBuffer
@@ -230,6 +230,7 @@ class ACER(StableBaselinesInterface, OffPolicyAlgorithm):
         self.burn_in = burn_in
         self._states = np.zeros((0, 0), np.float32)  # what the policy remembers of each environment, [n_envs, W]
         self._rngs = cast(_Generators, None)  # set by set_random_seed
+        self._observes_normalized = False  # whether the policy sees what VecNormalize made, not a stack of it, say
         self._n_rollouts = 0
         self._n_replays = 0  # after the last rollout
         self._log_interval: int | None = None
@@ -435,6 +436,8 @@ class ACER(StableBaselinesInterface, OffPolicyAlgorithm):
     ) -> tuple[int, BaseCallback]:
         assert self.env is not None
         self.replay_buffer.expect_frame_stack(find_frame_stack(self.env))
+        normalize = self._vec_normalize_env
+        self._observes_normalized = normalize is not None and normalize.observation_space == self.observation_space
         resets = reset_num_timesteps or self._last_obs is None
         prepared = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
         if resets:
@@ -507,16 +510,16 @@ class ACER(StableBaselinesInterface, OffPolicyAlgorithm):
         obs, next_obs = self._last_obs, new_obs
         if normalize is not None:
             reward = normalize.get_original_reward()
-        if _makes_observations(normalize, self.observation_space):
-            obs, next_obs = self._last_original_obs, normalize.get_original_obs()
+        observed = normalize if self._observes_normalized else None
+        if observed is not None:
+            obs, next_obs = self._last_original_obs, observed.get_original_obs()
         self._last_original_obs = next_obs
         if dones.any():
             next_obs = deepcopy(next_obs)
             for env in np.flatnonzero(dones):
                 final = infos[env].get("terminal_observation")
                 if final is not None:
-                    if _makes_observations(normalize, self.observation_space):
-                        final = normalize.unnormalize_obs(final)
+                    final = final if observed is None else observed.unnormalize_obs(final)
                     _set_row(next_obs, int(env), final)
         self._require_finite("reward", reward)
         self._require_finite("observation", next_obs)
@@ -549,7 +552,7 @@ class ACER(StableBaselinesInterface, OffPolicyAlgorithm):
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.policy.optimizer)
         buffer, normalize = self.replay_buffer, self._vec_normalize_env
-        if normalize is not None and not _makes_observations(normalize, self.observation_space):
+        if normalize is not None and not self._observes_normalized:
             normalize = copy(normalize)  # shares its statistics
             normalize.norm_obs = False
         updates = [self.update(buffer.latest(normalize))]
@@ -739,10 +742,3 @@ def _set_row(observations: Any, env: int, row: Any) -> None:
             part[env] = row[key]
     else:
         observations[env] = row
-
-
-def _makes_observations(
-    normalize: VecNormalize | None, observation_space: spaces.Space[Any]
-) -> TypeGuard[VecNormalize]:
-    """Whether observations reach the policy as VecNormalize made them: not where VecFrameStack, say, lies over it."""
-    return normalize is not None and normalize.observation_space == observation_space

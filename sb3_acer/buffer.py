@@ -354,8 +354,7 @@ class SequenceReplayBuffer(ReplayBuffer):
         return buffer
 
     def _read_rows(self, file: io.BufferedIOBase, rows: th.Tensor, name: str) -> th.Tensor:
-        is_frames = name.startswith("observations") and not name.endswith((" age", " past"))
-        rows = th.empty_like(rows, device=self.storage_device if is_frames else "cpu")
+        rows = th.empty_like(rows, device=self.storage_device if name in self._following else "cpu")
         for slot in rows.view(-1, self.n_steps, *rows.shape[1:]):
             there = slot.cpu().numpy()  # on the CPU these are the rows themselves
             if file.readinto(there.reshape(-1).view(np.uint8)) != there.nbytes:
@@ -405,15 +404,15 @@ class SequenceReplayBuffer(ReplayBuffer):
             columns[name] = (rows.shape[1:], rows.dtype)
         for name, frames in stacks.items():
             columns[name] = (frames.shape[2:], frames.dtype)
-            columns[f"{name} age"] = ((), np.int8)  # rows since the stack last began anew, up to all that it reaches
-            columns[f"{name} past"] = ((), np.int32)  # what was before, if it begins anew: a place, ZEROS or REPEATED
+            columns[f"age/{name}"] = ((), np.int8)  # rows since the stack last began anew, up to all that it reaches
+            columns[f"past/{name}"] = ((), np.int32)  # what was before, if it begins anew: a place, ZEROS or REPEATED
         # Rows before the oldest that is sampled: its past, and one that the newest slot's border lies in.
         n_before = max((stack.n_frames for stack in self._stacks.values()), default=1)
         n_ring_slots = self.n_slots + -(-n_before // self.n_steps)
         self._warn_of_memory(n_ring_slots, columns, states.nbytes)
         for name, (shape, dtype) in columns.items():
             device = self.storage_device if name in whole else th.device("cpu")
-            n_steps = self.n_steps + name.startswith("observations")
+            n_steps = self.n_steps + name.startswith(("observations", "age/", "past/"))
             self._rollout[name] = np.zeros((n_steps, self.n_envs, *shape), dtype)
             ring = th.from_numpy(np.zeros((n_ring_slots * self.n_steps, self.n_envs, *shape), dtype))
             self._rows[name] = ring.to(device)
@@ -423,7 +422,7 @@ class SequenceReplayBuffer(ReplayBuffer):
         self._finals = _SideTable({name: self._no_rows(rows[0]) for name, rows in whole.items()})
         for name, frames in stacks.items():
             self._pasts[name] = _SideTable({"frames": self._no_rows(frames[0, :-1])})
-            self._rows[f"{name} past"].fill_(_ZEROS)
+            self._rows[f"past/{name}"].fill_(_ZEROS)
 
     def _no_rows(self, row: np.ndarray) -> th.Tensor:
         return th.from_numpy(np.zeros((0, *row.shape), row.dtype)).to(self.storage_device)
@@ -454,14 +453,15 @@ class SequenceReplayBuffer(ReplayBuffer):
         stack, last = self._stacks[name], self._last_stacks.get(name)
         goes_on = np.zeros(self.n_envs, bool) if last is None else stack.goes_on(rows, last)
         unexpected = ~(goes_on | self._ended)
-        if self.frame_stack is not None and unexpected.any():
+        # Of the border row the next step tells, before it is stored: this one is already.
+        if self.frame_stack is not None and step < self.n_steps and unexpected.any():
             env = int(np.flatnonzero(unexpected)[0])
             raise ValueError(
                 "frame_stack must be how many frames observations are made of: in the midst of an episode of "
                 f"environment {env} they are not the last ones and a new frame, got {self.frame_stack!r}"
             )
         frames = stack.split(rows)
-        ages, pasts = self._rollout[f"{name} age"], self._rollout[f"{name} past"]
+        ages, pasts = self._rollout[f"age/{name}"], self._rollout[f"past/{name}"]
         ages[step] = np.where(goes_on, np.minimum(ages[(step - 1) % self.n_steps] + 1, stack.n_frames - 1), 0)
         pasts[step] = _ZEROS
         for env in np.flatnonzero(~goes_on).tolist():
@@ -492,7 +492,7 @@ class SequenceReplayBuffer(ReplayBuffer):
         slot = slice(self.pos * self.n_steps, (self.pos + 1) * self.n_steps)
         self._finals.free(self._rows["final_place"][slot])
         for name, pasts in self._pasts.items():
-            pasts.free(self._rows[f"{name} past"][slot])
+            pasts.free(self._rows[f"past/{name}"][slot])
         for name, column in self._rollout.items():
             self._rows[name][slot] = th.from_numpy(column[: self.n_steps])
         self.step = 0
@@ -500,7 +500,7 @@ class SequenceReplayBuffer(ReplayBuffer):
         self.pos = (self.pos + 1) % len(self._states)
         border = self.pos * self.n_steps
         for name, pasts in self._pasts.items():
-            pasts.free(self._rows[f"{name} past"][border])
+            pasts.free(self._rows[f"past/{name}"][border])
         for name, column in self._rollout.items():
             if len(column) > self.n_steps:
                 self._rows[name][border] = th.from_numpy(column[self.n_steps])
@@ -518,7 +518,7 @@ class SequenceReplayBuffer(ReplayBuffer):
         taken = {
             name: _take(column.flatten(0, 1), steps)
             for name, column in self._rows.items()
-            if not name.startswith("observations")
+            if len(self._rollout[name]) == self.n_steps
         }
         observations = {name: self._take_observations(name, rows, envs) for name in self._following}
         final_places = taken["final_place"].flatten()
@@ -546,8 +546,8 @@ class SequenceReplayBuffer(ReplayBuffer):
         if name not in self._stacks:
             return _take(column, th.from_numpy(rows * self.n_envs + envs))
         stack, n_rows = self._stacks[name], len(self._rows[name])
-        ages = self._rows[f"{name} age"].numpy()[rows, envs].astype(np.int64)[..., np.newaxis]
-        pasts = self._rows[f"{name} past"].numpy()[rows - ages[..., 0], envs][..., np.newaxis]
+        ages = self._rows[f"age/{name}"].numpy()[rows, envs].astype(np.int64)[..., np.newaxis]
+        pasts = self._rows[f"past/{name}"].numpy()[rows - ages[..., 0], envs][..., np.newaxis]
         back = np.arange(stack.n_frames)[::-1]  # how many rows before, for each frame of a stack
         # What came before a stack began anew is, for now, the first frame again.
         sources = (rows[..., np.newaxis] - np.minimum(back, ages)) % n_rows * self.n_envs + envs[:, np.newaxis]
