@@ -230,12 +230,13 @@ BOMBS: dict[str, Callable[[], bytes]] = {
 
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_bomb_is_an_error_at_once(tmp_path: Path, name: str) -> None:
+    """Of processor time, which does not depend on what else the machine does, it takes next to none: it cannot hang."""
     path = tmp_path / "bomb"
     path.write_bytes(BOMBS[name]())
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(MigrationError, match=r"bomb cannot be migrated: .{4,}"):
         load_stable_baselines(path)
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
 
 
 def test_dimensions_of_a_lie_are_not_allocated(tmp_path: Path) -> None:
@@ -320,13 +321,13 @@ def load_mutations(folder: Path, n: int) -> dict[str, Any]:
         content = files[i % len(files)]
         change = mutated_zip if content.startswith(b"PK") and rng.random() < 0.8 else mutated
         path.write_bytes(change(content, with_gadgets, rng))
-        start = time.perf_counter()
+        start = time.process_time()
         try:
             load_stable_baselines(path, device="cpu")
             outcome = "loaded"
         except MigrationError as error:
             outcome = "refused" if str(path) in str(error) else f"without the file's name: {error}"
-        slowest = max(slowest, time.perf_counter() - start)
+        slowest = max(slowest, time.process_time() - start)
         outcomes[outcome] = outcomes.get(outcome, 0) + 1
     gigabytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     return {**outcomes, "slowest": slowest, "gigabytes": gigabytes, "canary": (folder / "canary").exists()}
