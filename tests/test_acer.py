@@ -994,7 +994,10 @@ def test_every_weight_of_a_layer_normalised_lstm_policy_is_trained(core: dict[st
 @pytest.mark.parametrize("policy", ["CnnLstmPolicy", "CnnLnLstmPolicy"])
 def test_every_weight_of_an_lstm_policy_for_images_is_trained(policy: str, core: dict[str, Any]) -> None:
     env = DummyVecEnv([lambda: FakeImageEnv(screen_height=40, screen_width=40, n_channels=3)])
+    env.envs[0].observation_space.seed(0)  # which is what it shows
+    # RMSprop's first steps on gradients this small can be lost in the rounding of the weights.
     policy_kwargs = {"lstm_hidden_size": 8, "features_extractor_kwargs": {"features_dim": 16}, **core}
+    policy_kwargs["optimizer_class"] = th.optim.Adam
     assert_all_is_learnt(small(env, policy, policy_kwargs=policy_kwargs, replay_ratio=1), 30)
 
 
