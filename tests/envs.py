@@ -115,3 +115,36 @@ class TMaze(gym.Env[Any, Any]):
         walks = action == 2 and self.place < self.length
         self.place += walks
         return self._look(), 0.0 if walks else -0.1, False, too_long, {}
+
+
+class Catch(gym.Env[Any, Any]):
+    """
+    A ball falls through the five rows of a picture; the racket on the floor can stay or go left or right. A reward of 1
+    for the ball caught, of -1 for the ball missed.
+    """
+
+    def __init__(self) -> None:
+        self.observation_space = spaces.Box(0, 255, (40, 40, 1), np.uint8)  # fields of 8 x 8 pixels
+        self.action_space = spaces.Discrete(3)
+        self.row = 0
+        self.ball = 0
+        self.racket = 0
+
+    def _look(self) -> Any:
+        fields = np.zeros((5, 5), np.uint8)
+        fields[4, self.racket] = 128
+        fields[self.row, self.ball] = 255
+        return np.kron(fields, np.ones((8, 8), np.uint8))[..., np.newaxis]
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.row = 0
+        self.ball, self.racket = self.np_random.integers(5, size=2).tolist()
+        return self._look(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.racket = min(max(self.racket + (0, -1, 1)[int(action)], 0), 4)
+        self.row += 1
+        over = self.row == 4
+        reward = 1.0 if self.ball == self.racket else -1.0
+        return self._look(), reward if over else 0.0, over, False, {}

@@ -22,12 +22,12 @@ from stable_baselines3.common.envs import (
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import KVWriter, Logger
 from stable_baselines3.common.utils import ConstantSchedule
-from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecFrameStack, VecNormalize
 
 from sb3_acer import ACER, SequenceReplayBuffer
 from sb3_acer.acer import Update
 from sb3_acer.buffer import SequenceBatch
-from tests.envs import Constant, Recall, Recorder, TMaze
+from tests.envs import Catch, Constant, Recall, Recorder, TMaze
 
 SMALL: dict[str, Any] = {
     "n_steps": 5,
@@ -1053,6 +1053,28 @@ def test_cartpole_is_learnt_in_seconds() -> None:
     assert env is not None
     rewards, _ = evaluate_policy(model, env, 10, return_episode_rewards=True)
     assert np.mean(rewards) >= 195  # a random policy has 22
+
+
+@pytest.mark.parametrize("use_bfloat16", [False, True], ids=["float32", "bfloat16"])
+def test_a_ball_is_learnt_to_be_caught_from_pixels(use_bfloat16: bool) -> None:
+    """In either precision, with stacks of frames that are stored once."""
+    env = VecFrameStack(make_vec_env(Catch, 8, seed=0), 2)
+    model = ACER(
+        "CnnPolicy",
+        env,
+        learning_rate=5e-4,
+        lr_schedule="constant",
+        ent_coef=0.003,
+        replay_start=100,
+        n_steps=16,
+        policy_kwargs={"use_bfloat16": use_bfloat16, "optimizer_class": th.optim.Adam},
+        seed=0,
+        device="cpu",
+    )
+    model.learn(8000)
+    reward, _ = evaluate_policy(model, env, 100, warn=False)
+    assert isinstance(reward, float)
+    assert reward > 0.9  # a random policy has -0.5
 
 
 def reached(policy: str, env_class: type[gym.Env[Any, Any]], length: int, n_timesteps: int, **changes: Any) -> float:
