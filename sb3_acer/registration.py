@@ -56,7 +56,7 @@ def sample_acer_params(
     :param n_envs: not read
     :param additional_args: not read
     """
-    trial.suggest_int("n_steps_pow", 3, 6)
+    trial.suggest_int("n_steps_pow", 3, 7)
     trial.suggest_int("batch_size_pow", 2, 5)
     # Steps of the vectorised environment. The largest replay_start is the smallest buffer: every draw can replay.
     trial.suggest_int("buffer_size_pow", 10, 16)

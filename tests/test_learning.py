@@ -21,11 +21,14 @@ def test_cartpole_is_solved_within_50_000_steps_on_four_of_five_seeds() -> None:
 @pytest.mark.parametrize(
     ("env_id", "at_least"),
     [
+        ("Acrobot-v1", -95),
+        ("MountainCar-v0", -135),
+        ("LunarLander-v3", 200),
         ("Pendulum-v1", -180),
         ("LunarLanderContinuous-v3", 200),
         ("MountainCarContinuous-v0", 90),
         ("InvertedPendulum-v5", 950),
     ],
 )
-def test_continuous_tasks_are_learnt_by_the_mean_of_three_seeds(env_id: str, at_least: float) -> None:
+def test_tasks_are_learnt_by_the_mean_of_three_seeds(env_id: str, at_least: float) -> None:
     assert np.mean(means(env_id, range(3))) >= at_least
