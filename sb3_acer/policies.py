@@ -398,7 +398,7 @@ class ACERPolicy(BasePolicy):
         fast = _has_bfloat16(obs.device.type) if self.use_bfloat16 == "auto" else self.use_bfloat16
         images = obs.to(th.bfloat16 if fast else th.float32).contiguous(memory_format=th.channels_last)
         if self.normalize_images:
-            images.div_(255)
+            images = images / 255  # not in place: these may be the caller's own
         with th.autocast(obs.device.type, th.bfloat16, enabled=fast):
             features: th.Tensor = features_extractor(images)
         return features.float()

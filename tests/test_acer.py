@@ -1074,7 +1074,7 @@ def test_a_ball_is_learnt_to_be_caught_from_pixels(use_bfloat16: bool) -> None:
     model.learn(8000)
     reward, _ = evaluate_policy(model, env, 100, warn=False)
     assert isinstance(reward, float)
-    assert reward > 0.9  # a random policy has -0.5
+    assert reward > 0.9  # a random policy has -0.6
 
 
 def reached(policy: str, env_class: type[gym.Env[Any, Any]], length: int, n_timesteps: int, **changes: Any) -> float:

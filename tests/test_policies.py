@@ -395,6 +395,16 @@ def test_images_are_divided_by_255_unless_they_are_not_to_be() -> None:
     close(stats_of(raw, images), policy.pi_head(policy.features_extractor(images.float())).softmax(-1))
 
 
+@pytest.mark.parametrize("use_bfloat16", [False, True])
+def test_images_that_are_numbers_already_are_left_as_they_were(use_bfloat16: bool) -> None:
+    policy, images = make(IMAGE, use_bfloat16=use_bfloat16), rows_of(IMAGE, 4)
+    assert isinstance(images, th.Tensor)
+    for numbers in (images.float(), images.bfloat16()):
+        given = numbers.clone()
+        assert th.equal(stats_of(policy, given), stats_of(policy, images))
+        assert th.equal(given, numbers)
+
+
 def test_bfloat16_leaves_probabilities_and_values_within_a_hundredth() -> None:
     exact, fast = make(IMAGE, use_bfloat16=False), make(IMAGE, use_bfloat16=True)
     fast.load_state_dict(exact.state_dict())
