@@ -9,7 +9,9 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
+import torch as th
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger, make_output_format
 from stable_baselines3.common.monitor import ResultsWriter
@@ -20,6 +22,7 @@ from sb3_acer import ACER
 
 POLICIES = {"cnn": "CnnPolicy", "lstm": "CnnLstmPolicy", "lnlstm": "CnnLnLstmPolicy"}
 SETTINGS = "run-atari.json"
+HYPERPARAMS = Path(__file__).with_name("hyperparams") / "acer.yml"
 
 
 class Run(BaseCallback):
@@ -101,6 +104,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--num-timesteps", type=whole, default=10_000_000, help="steps of all games together")
     parser.add_argument("--policy", choices=POLICIES, default="cnn", help="architecture of the policy")
     parser.add_argument("--lr_schedule", "--lr-schedule", choices=["constant", "linear"], default="constant")
+    parser.add_argument("--tuned", action="store_true", help="the settings of acer.yml instead of stable-baselines'")
     parser.add_argument("--logdir", help="folder for logs and agents (default: logs/run-atari/ENV_SEED)")
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in the folder")
     parser.add_argument("--save-freq", type=whole, default=500_000, help="steps between two checkpoints")
@@ -111,10 +115,24 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def tuned() -> dict[str, Any]:
+    """The ``atari`` entry of acer.yml: its arguments of ACER, and the number of games."""
+    import yaml  # of the atari extra
+
+    entry: dict[str, Any] = yaml.safe_load(HYPERPARAMS.read_text())["atari"]
+    for name in ("env_wrapper", "frame_stack", "policy", "n_timesteps"):
+        del entry[name]
+    entry["policy_kwargs"] = eval(entry["policy_kwargs"], {"th": th})  # as rl-zoo does
+    return entry
+
+
 def parse(arguments: list[str]) -> tuple[argparse.Namespace, Path]:
     """The options, of the run that is continued where they are not given, and its folder."""
     parser = make_parser()
     options = parser.parse_args(arguments)
+    if options.tuned:
+        parser.set_defaults(**{name: value for name, value in tuned().items() if hasattr(options, name)})
+        options = parser.parse_args(arguments)
     folder = Path(options.logdir or f"logs/run-atari/{options.env.replace('/', '-')}_{options.seed}")
     settings = folder / SETTINGS
     if not options.resume:
@@ -130,15 +148,11 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, Path]:
 def make_agent(options: argparse.Namespace, folder: Path, env: VecEnv) -> ACER:
     checkpoint = find_checkpoint(folder) if options.resume else None
     if checkpoint is None:
-        return ACER(
-            POLICIES[options.policy],
-            env,
-            lr_schedule=options.lr_schedule,
-            buffer_size=options.buffer_size,
-            seed=options.seed,
-            device=options.device,
-            verbose=1,
-        )
+        settings = tuned() if options.tuned else {}
+        settings.pop("n_envs", None)  # no argument of ACER
+        settings.update(lr_schedule=options.lr_schedule, buffer_size=options.buffer_size)
+        policy = POLICIES[options.policy]
+        return ACER(policy, env, seed=options.seed, device=options.device, verbose=1, **settings)
     buffer, agent = checkpoint
     model = ACER.load(agent, env, device=options.device)
     model.load_replay_buffer(buffer)

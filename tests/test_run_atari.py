@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch as th
+import yaml
 from stable_baselines3.common.monitor import load_results
 
 from sb3_acer import ACER, atari, run_atari
 from sb3_acer.atari import AtariVecEnv, make_atari_vec_env
-from sb3_acer.run_atari import find_checkpoint, main, make_parser, save_checkpoint
+from sb3_acer.run_atari import HYPERPARAMS, find_checkpoint, main, make_parser, save_checkpoint
 
 ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.filterwarnings("ignore:replay will never start")
@@ -66,6 +68,19 @@ def test_the_defaults_are_those_of_stable_baselines(monkeypatch: pytest.MonkeyPa
         assert getattr(model, name) == getattr(plain, name)
     for name in ("buffer_size", "replay_ratio", "replay_start", "correction_term", "alpha", "delta", "seed"):
         assert getattr(model, name) == getattr(plain, name)
+
+
+def test_tuned_settings_are_those_of_the_zoos_entry(tmp_path: Path) -> None:
+    run(tmp_path, "--tuned", "--buffer-size", "50")
+    agent = ACER.load(tmp_path / "agent.zip")
+    entry = yaml.safe_load(HYPERPARAMS.read_text())["atari"]
+    for name in ("n_steps", "learning_rate", "q_coef", "ent_coef"):
+        assert getattr(agent, name) == entry[name]
+    assert agent.lr_schedule_name == entry["lr_schedule"]
+    assert isinstance(agent.policy.optimizer, th.optim.Adam)
+    assert agent.buffer_size == 50  # what is asked for comes first
+    resume(tmp_path, "--num-timesteps", "320")
+    assert ACER.load(tmp_path / "agent.zip").n_steps == entry["n_steps"]
 
 
 @pytest.mark.parametrize(
