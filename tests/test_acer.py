@@ -1077,6 +1077,20 @@ def test_a_ball_is_learnt_to_be_caught_from_pixels(use_bfloat16: bool) -> None:
     assert reward > 0.9  # a random policy has -0.6
 
 
+def test_a_compiled_features_extractor_learns_the_same(tmp_path: Path) -> None:
+    def learn(compiled: bool) -> ACER:
+        env = VecFrameStack(make_vec_env(Catch, 2, seed=0), 2)
+        model = small(env, "CnnPolicy", n_steps=8, replay_start=16, seed=0)
+        for policy in (model.policy, model.average_policy) if compiled else ():
+            policy.features_extractor.compile(backend="eager")  # the default backend needs a C++ compiler
+        return model.learn(96)
+
+    model = learn(compiled=True)
+    assert th.equal(flat(model), flat(learn(compiled=False)))
+    model.save(tmp_path / "compiled")
+    assert th.equal(flat(ACER.load(tmp_path / "compiled")), flat(model))
+
+
 def reached(policy: str, env_class: type[gym.Env[Any, Any]], length: int, n_timesteps: int, **changes: Any) -> float:
     """Mean reward of 100 episodes after training."""
     lstm_kwargs = {"lstm_hidden_size": changes.pop("lstm_hidden_size", 16)} if "Lstm" in policy else {}
