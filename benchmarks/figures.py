@@ -27,6 +27,8 @@ TITLES = {
     "lunarlander_continuous": "LunarLanderContinuous-v3",
     "mountaincar_continuous": "MountainCarContinuous-v0",
     "inverted_pendulum": "InvertedPendulum-v5",
+    "pong": "PongNoFrameskip-v4",
+    "breakout": "BreakoutNoFrameskip-v4",
 }
 VARIANTS = {"": ("tab:blue", ""), "_no_replay": ("tab:gray", ", no replay")}
 

@@ -14,7 +14,7 @@ def means(env_id: str, seeds: range) -> list[float]:
     return [float(run(seed, arguments)[0]["mean_reward"]) for seed in seeds]
 
 
-def test_cartpole_is_solved_within_50_000_steps_on_four_of_five_seeds() -> None:
+def test_cartpole_is_solved_within_30_000_steps_on_four_of_five_seeds() -> None:
     assert sum(mean >= 475 for mean in means("CartPole-v1", range(5))) >= 4
 
 
@@ -26,7 +26,7 @@ def test_cartpole_is_solved_within_50_000_steps_on_four_of_five_seeds() -> None:
         ("LunarLander-v3", 200),
         ("Pendulum-v1", -180),
         ("LunarLanderContinuous-v3", 200),
-        ("MountainCarContinuous-v0", 90),
+        ("MountainCarContinuous-v0", 95),
         ("InvertedPendulum-v5", 950),
     ],
 )

@@ -352,6 +352,7 @@ def test_train_leaves_what_the_zoos_own_script_leaves_and_the_picture(trained: t
         "CartPole-v1/command.txt",
         "CartPole-v1/config.yml",
         "0.monitor.csv",
+        "1.monitor.csv",
         "learning_curve.png",
     }
     arguments = yaml.unsafe_load((run / "CartPole-v1/args.yml").read_text())
