@@ -527,8 +527,9 @@ class ACER(StableBaselinesInterface, OffPolicyAlgorithm):
         self.replay_buffer.add(
             obs, next_obs, buffer_action, reward, dones, infos, behaviour=self._behaviour, states=self._states
         )
-        self._last_obs, self._states = new_obs, self._states_after
-        self._states[dones] = 0
+        self._last_obs = new_obs
+        # A new array: one that shared the policy's memory would keep every earlier step's alive.
+        self._states = np.where(dones[:, None], np.float32(0), self._states_after)
         self._episode_starts = dones
 
     def _require_finite(self, name: str, values: NumpyObs | None) -> None:

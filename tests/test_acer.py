@@ -1,5 +1,6 @@
 """The algorithm: what an update does, when it comes, what is kept, and what a user is told."""
 
+import gc
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -945,6 +946,18 @@ def test_with_another_number_of_environments_replay_gives_back_the_behaviour(n_e
     assert watch.steps[0][1].shape == (n_envs, 32)
     batch = assert_replay_gives_back_the_behaviour(model)
     assert (batch.states != 0).any(-1).float().mean() > 0.5
+
+
+@with_or_without_memory
+def test_training_keeps_nothing_of_the_steps_before(memory: dict[str, Any]) -> None:
+    def tensors() -> int:
+        gc.collect()
+        return sum(isinstance(thing, th.Tensor) for thing in gc.get_objects())
+
+    model = trained(**memory)
+    before = tensors()
+    model.learn(200, reset_num_timesteps=False)
+    assert tensors() <= before + 5  # 100 steps of the environments
 
 
 def test_a_feed_forward_policy_stores_states_without_width() -> None:
