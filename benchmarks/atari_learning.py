@@ -23,11 +23,11 @@ INTERVAL = 25_000
 GAMES = 100
 
 
-def course(folder: Path, seed: int) -> list[dict[str, str]]:
-    """The mean score of the last 100 games, every 25,000 steps."""
+def course(folder: Path, seed: int, steps: int) -> list[dict[str, str]]:
+    """The mean score of the last 100 games, every 25,000 steps until ``steps``."""
     games = load_results(str(folder))
     rows = []
-    for step in range(INTERVAL, games["steps"].max() + 1, INTERVAL):
+    for step in range(INTERVAL, steps + 1, INTERVAL):
         scores = games["r"][games["steps"] <= step][-GAMES:]
         rows.append({"seed": str(seed), "step": str(step), "mean_reward": f"{scores.mean():.2f}"})
     return rows
@@ -54,7 +54,7 @@ def main() -> None:
     row = {"seed": str(settings["seed"]), "mean_reward": f"{mean:.2f}", "std_reward": f"{deviation:.2f}"}
     row |= {"steps": str(model.num_timesteps), "steps_per_second": f"{steps_per_second(options.folder):.0f}"}
     write(RESULTS / f"{options.name}.csv", [row])
-    write(RESULTS / f"{options.name}_curve.csv", course(options.folder, settings["seed"]))
+    write(RESULTS / f"{options.name}_curve.csv", course(options.folder, settings["seed"], model.num_timesteps))
     print(row)
 
 

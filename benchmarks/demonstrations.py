@@ -1,6 +1,6 @@
 """
 What demonstrations are worth. Episodes of a simple expert go into the replay buffer, or the policy is cloned from them
-first, or both; then ACER learns, with the settings of sb3_acer/hyperparams/acer.yml.
+first, or both; then ACER learns, with the settings below.
 
 - MountainCarContinuous-v0, frame by frame (the entry repeats frames): noise seldom reaches the goal. The expert pushes
   with full force where the car is going, ten episodes.

@@ -672,7 +672,7 @@ class ACER(StableBaselinesInterface, OffPolicyAlgorithm):
     def _clip_gradients(self) -> th.Tensor:
         """Scale all gradients together to a norm of at most ``max_grad_norm``; return their norm before."""
         gradients = [weight.grad for weight in self.policy.weights if weight.grad is not None]
-        norm = th.nn.utils.get_total_norm(gradients).cpu()  # the one time that an update waits for its device
+        norm = th.nn.utils.get_total_norm(gradients).cpu()  # once for all that asks for it
         if self.max_grad_norm is not None and norm > self.max_grad_norm:
             for gradient in gradients:
                 gradient.mul_(self.max_grad_norm / norm)

@@ -22,7 +22,6 @@ from sb3_acer import ACER
 
 POLICIES = {"cnn": "CnnPolicy", "lstm": "CnnLstmPolicy", "lnlstm": "CnnLnLstmPolicy"}
 SETTINGS = "run-atari.json"
-HYPERPARAMS = Path(__file__).with_name("hyperparams") / "acer.yml"
 
 
 class Run(BaseCallback):
@@ -117,13 +116,11 @@ def make_parser() -> argparse.ArgumentParser:
 
 def tuned() -> dict[str, Any]:
     """The ``atari`` entry of acer.yml: its arguments of ACER, and the number of games."""
-    import yaml  # of the atari extra
+    from sb3_acer.hyperparams import hyperparams  # needs PyYAML, of the atari extra
 
-    entry: dict[str, Any] = yaml.safe_load(HYPERPARAMS.read_text())["atari"]
-    for name in ("env_wrapper", "frame_stack", "policy", "n_timesteps"):
-        del entry[name]
-    entry["policy_kwargs"] = eval(entry["policy_kwargs"], {"th": th})  # as rl-zoo does
-    return entry
+    others = ("env_wrapper", "frame_stack", "policy", "n_timesteps")
+    entry = {name: value for name, value in hyperparams["atari"].items() if name not in others}
+    return {**entry, "policy_kwargs": eval(entry["policy_kwargs"], {"th": th})}  # as rl-zoo does
 
 
 def parse(arguments: list[str]) -> tuple[argparse.Namespace, Path]:
@@ -149,10 +146,16 @@ def make_agent(options: argparse.Namespace, folder: Path, env: VecEnv) -> ACER:
     checkpoint = find_checkpoint(folder) if options.resume else None
     if checkpoint is None:
         settings = tuned() if options.tuned else {}
-        settings.pop("n_envs", None)  # no argument of ACER
-        settings.update(lr_schedule=options.lr_schedule, buffer_size=options.buffer_size)
-        policy = POLICIES[options.policy]
-        return ACER(policy, env, seed=options.seed, device=options.device, verbose=1, **settings)
+        return ACER(
+            POLICIES[options.policy],
+            env,
+            lr_schedule=options.lr_schedule,
+            buffer_size=options.buffer_size,
+            seed=options.seed,
+            device=options.device,
+            verbose=1,
+            **{name: value for name, value in settings.items() if not hasattr(options, name)},
+        )
     buffer, agent = checkpoint
     model = ACER.load(agent, env, device=options.device)
     model.load_replay_buffer(buffer)

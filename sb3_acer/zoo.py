@@ -41,7 +41,7 @@ from sb3_acer import __version__, migration, run_atari
 from sb3_acer.registration import register, sample_acer_params
 from sb3_acer.screen import draw_offscreen, ffmpeg_on_path, figures_saved, watchable_env
 
-HYPERPARAMS = run_atari.HYPERPARAMS
+HYPERPARAMS = Path(__file__).with_name("hyperparams") / "acer.yml"
 ZOO_PATH = Path(__file__).with_name("zoo_path")
 LOG_FOLDER = "logs"  # where the zoo's train saves; its other scripts would look in rl-trained-agents
 EVAL_EPISODES = 100

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import torch as th
-import yaml
 from stable_baselines3.common.monitor import load_results
 
 from sb3_acer import ACER, atari, run_atari
 from sb3_acer.atari import AtariVecEnv, make_atari_vec_env
-from sb3_acer.run_atari import HYPERPARAMS, find_checkpoint, main, make_parser, save_checkpoint
+from sb3_acer.hyperparams import hyperparams
+from sb3_acer.run_atari import find_checkpoint, main, make_parser, save_checkpoint
 
 ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.filterwarnings("ignore:replay will never start")
@@ -73,7 +73,7 @@ def test_the_defaults_are_those_of_stable_baselines(monkeypatch: pytest.MonkeyPa
 def test_tuned_settings_are_those_of_the_zoos_entry(tmp_path: Path) -> None:
     run(tmp_path, "--tuned", "--buffer-size", "50")
     agent = ACER.load(tmp_path / "agent.zip")
-    entry = yaml.safe_load(HYPERPARAMS.read_text())["atari"]
+    entry = hyperparams["atari"]
     for name in ("n_steps", "learning_rate", "q_coef", "ent_coef"):
         assert getattr(agent, name) == entry[name]
     assert agent.lr_schedule_name == entry["lr_schedule"]
