@@ -50,7 +50,7 @@ from sb3_acer.policies import (
     MultiInputPolicy,
 )
 from sb3_acer.rmsprop import RMSpropTF
-from sb3_acer.schedules import make_schedule
+from sb3_acer.schedules import NamedSchedule, check_schedule, make_schedule
 
 _ALL_BUT_TENSORBOARD = ("stdout", "log", "json", "csv")
 
@@ -134,6 +134,7 @@ class ACER(StableBaselinesInterface, OffPolicyAlgorithm):
     :param batch_size: sequences of a replayed batch; None for one an environment
     :param n_action_samples: actions sampled in a state, where they cannot be enumerated: for the bias correction, and
         again for the dueling network's mean advantage
+    :param ent_schedule: course of ``ent_coef``, as those of ``lr_schedule``
     :param burn_in: first steps of a replayed sequence that only bring a recurrent policy's memory up to date
     :param replay_buffer_class: a subclass of :class:`~sb3_acer.buffer.SequenceReplayBuffer`
     :param replay_buffer_kwargs: its keyword arguments
@@ -187,6 +188,7 @@ class ACER(StableBaselinesInterface, OffPolicyAlgorithm):
         *,
         batch_size: int | None = None,
         n_action_samples: int = 5,
+        ent_schedule: str = "constant",
         burn_in: int = 0,
         replay_buffer_class: type[SequenceReplayBuffer] | None = None,
         replay_buffer_kwargs: dict[str, Any] | None = None,
@@ -227,6 +229,7 @@ class ACER(StableBaselinesInterface, OffPolicyAlgorithm):
         self.delta = delta
         self.full_tensorboard_log = full_tensorboard_log
         self.n_action_samples = n_action_samples
+        self.ent_schedule = ent_schedule
         self.burn_in = burn_in
         self._states = np.zeros((0, 0), np.float32)  # what the policy remembers of each environment, [n_envs, W]
         self._rngs = cast(_Generators, None)  # set by set_random_seed
@@ -271,6 +274,7 @@ class ACER(StableBaselinesInterface, OffPolicyAlgorithm):
                 f"replay_buffer_class must be a subclass of SequenceReplayBuffer, got {self.replay_buffer_class!r}"
             )
         make_schedule(self.learning_rate, self.lr_schedule_name)
+        check_schedule("ent_schedule", self.ent_schedule)
         if self.buffer_size < self.n_steps:
             self._warn_of_no_replay()
 
@@ -552,6 +556,7 @@ class ACER(StableBaselinesInterface, OffPolicyAlgorithm):
         """
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.policy.optimizer)
+        self.logger.record("train/ent_coef", self._entropy_weight())
         buffer, normalize = self.replay_buffer, self._vec_normalize_env
         if normalize is not None and not self._observes_normalized:
             normalize = copy(normalize)  # shares its statistics
@@ -646,7 +651,7 @@ class ACER(StableBaselinesInterface, OffPolicyAlgorithm):
         weight = truncated_weight(ratio, advantage, c)
         weights = correction_weights(evaluation.weights, ratios, advantages, c)
         g = family.gain_gradient(stats, actions, weight, candidates, weights)
-        g = g + self.ent_coef * family.entropy_gradient(stats)
+        g = g + self._entropy_weight() * family.entropy_gradient(stats)
         k = family.kl_gradient(average, stats)
         z = trust_region(g, k, self.delta) if self.trust_region else g
 
@@ -668,6 +673,9 @@ class ACER(StableBaselinesInterface, OffPolicyAlgorithm):
         policy.optimizer.step()
         self._average()
         return update
+
+    def _entropy_weight(self) -> float:
+        return NamedSchedule(self.ent_coef, self.ent_schedule)(self._current_progress_remaining)
 
     def _clip_gradients(self) -> th.Tensor:
         """Scale all gradients together to a norm of at most ``max_grad_norm``; return their norm before."""

@@ -65,6 +65,7 @@ def sample_acer_params(
     trial.suggest_float("learning_rate", 5e-5, 5e-3, log=True)
     trial.suggest_categorical("lr_schedule", ["constant", "linear"])
     trial.suggest_float("ent_coef", 1e-6, 0.1, log=True)
+    trial.suggest_categorical("ent_schedule", ["constant", "linear"])
     trial.suggest_float("q_coef", 0.1, 4.0, log=True)
     trial.suggest_float("correction_term", 1.0, 20.0, log=True)
     trial.suggest_float("delta", 0.05, 5.0, log=True)

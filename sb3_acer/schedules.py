@@ -1,4 +1,4 @@
-"""The named learning-rate schedules of stable-baselines, as factors of the initial learning rate."""
+"""The named schedules of stable-baselines, as factors of an initial value: of a learning rate there."""
 
 from collections.abc import Callable
 
@@ -28,9 +28,9 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
 
 class NamedSchedule:
     """
-    A learning rate that follows one of :data:`SCHEDULES`. Never negative, also where training runs past its end.
+    A value that follows one of :data:`SCHEDULES`. Never negative, also where training runs past its end.
 
-    :param initial_value: learning rate at the start
+    :param initial_value: the value at the start
     :param name: a key of :data:`SCHEDULES`
     """
 
@@ -45,6 +45,14 @@ class NamedSchedule:
         return f"NamedSchedule({self.initial_value}, {self.name!r})"
 
 
+def check_schedule(argument: str, name: str) -> None:
+    """
+    :raises ValueError: if the ``name`` given as ``argument`` is none of :data:`SCHEDULES`
+    """
+    if name not in SCHEDULES:
+        raise ValueError(f"{argument} must be one of {', '.join(SCHEDULES)}, got {name!r}")
+
+
 def make_schedule(learning_rate: float | Schedule, name: str) -> FloatSchedule:
     """
     The schedule called ``name`` for a number or a constant schedule (rl-zoo makes one of every number); any other
@@ -52,8 +60,7 @@ def make_schedule(learning_rate: float | Schedule, name: str) -> FloatSchedule:
 
     :raises ValueError: if ``name`` is none of :data:`SCHEDULES`
     """
-    if name not in SCHEDULES:
-        raise ValueError(f"lr_schedule must be one of {', '.join(SCHEDULES)}, got {name!r}")
+    check_schedule("lr_schedule", name)
     while isinstance(learning_rate, FloatSchedule):
         learning_rate = learning_rate.value_schedule
     if isinstance(learning_rate, ConstantSchedule):

@@ -131,6 +131,20 @@ def test_the_entropy_bonus_acts_with_and_without_the_trust_region(trust_region: 
     assert entropies[1] > entropies[0] + 0.1
 
 
+def test_the_entropy_bonus_follows_its_schedule() -> None:
+    batch = a_batch(trained())
+    gradients = []
+    for ent_coef, ent_schedule in ((0.25, "constant"), (1.0, "linear")):
+        model = small(ent_coef=ent_coef, ent_schedule=ent_schedule)
+        model._current_progress_remaining = 0.25
+        gradients.append(model.update(batch).g)
+    assert th.equal(*gradients)
+
+    model = small(ent_coef=1.0, ent_schedule="linear").learn(203)  # the last rollout runs past the end
+    assert model._current_progress_remaining < 0
+    assert model.logger.name_to_value["train/ent_coef"] == 0
+
+
 def test_the_trust_region_binds_when_delta_is_zero_and_not_when_it_is_wide() -> None:
     model = trained()
     batch = a_batch(model)
@@ -338,6 +352,7 @@ def test_save_and_load_restore_all_that_training_uses(memory: dict[str, Any], tm
         "alpha": 0.8,
         "delta": 0.5,
         "batch_size": 4,
+        "ent_schedule": "middle_drop",
     }
     model = trained(**arguments, **memory)
     model.save(tmp_path / "agent")
@@ -508,6 +523,7 @@ def test_every_action_reaches_the_environment_as_an_element_of_its_space(action_
             {"lr_schedule": "cubic"},
             "lr_schedule must be one of linear, constant, double_linear_con, middle_drop, double_m",
         ),
+        ({"ent_schedule": "cubic"}, "ent_schedule must be one of linear, constant, double_linear_con, .* got 'cubic'"),
         ({"env": Recorder(spaces.Dict({"a": spaces.Discrete(2)}))}, r"Box without NaN in its bounds, got Dict\('a'"),
         (
             {"env": Recorder(spaces.MultiBinary([2, 3]))},
