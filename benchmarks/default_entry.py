@@ -6,4 +6,6 @@ The `default` entry of acer.yml for tasks that have one of their own.
 
 from sb3_acer.hyperparams import hyperparams as entries
 
-hyperparams = dict.fromkeys(("CartPole-v1", "Acrobot-v1", "Pendulum-v1", "LunarLander-v3"), entries["default"])
+hyperparams = dict.fromkeys(
+    ("CartPole-v1", "Acrobot-v1", "Pendulum-v1", "LunarLander-v3", "MountainCar-v0"), entries["default"]
+)

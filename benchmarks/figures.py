@@ -30,7 +30,7 @@ TITLES = {
     "pong": "PongNoFrameskip-v4",
     "breakout": "BreakoutNoFrameskip-v4",
 }
-VARIANTS = {"": ("tab:blue", ""), "_no_replay": ("tab:gray", ", no replay")}
+VARIANTS = {"": ("tab:blue", "", 3), "_no_replay": ("tab:gray", ", no replay", 2)}
 
 
 def read(path: Path) -> dict[str, list[tuple[float, float]]]:
@@ -42,13 +42,13 @@ def read(path: Path) -> dict[str, list[tuple[float, float]]]:
     return curves
 
 
-def draw(axes: Any, path: Path, colour: str) -> None:
+def draw(axes: Any, path: Path, **style: Any) -> None:
     curves = [np.array(points) for points in read(path).values()]
     for curve in curves:
-        axes.plot(*curve.T, color=colour, alpha=0.3, linewidth=1)
+        axes.plot(*curve.T, alpha=0.3, linewidth=1, **style)
     steps = sorted(set.intersection(*({step for step, _ in curve} for curve in curves)))
     means = [np.mean([curve[curve[:, 0] == step, 1][0] for curve in curves]) for step in steps]
-    axes.plot(steps, means, color=colour, linewidth=2)
+    axes.plot(steps, means, linewidth=2, **style)
 
 
 def table_row(title: str, path: Path) -> str:
@@ -70,13 +70,16 @@ def main() -> None:
     panels = figure.subplots(n_rows, 3, squeeze=False).flatten()
     print("| task | seeds | mean | deviation | interquartile mean |\n| --- | --- | --- | --- | --- |")
     for axes, name in zip(panels, names, strict=False):
-        for suffix, (colour, remark) in reversed(VARIANTS.items()):
+        for suffix, (colour, remark, zorder) in VARIANTS.items():
             if (RESULTS / f"{name}{suffix}_curve.csv").exists():
-                draw(axes, RESULTS / f"{name}{suffix}_curve.csv", colour)
+                draw(axes, RESULTS / f"{name}{suffix}_curve.csv", color=colour, zorder=zorder)
+                if not suffix:
+                    bottom, top = axes.get_ylim()
                 print(table_row(TITLES[name] + remark, RESULTS / f"{name}{suffix}.csv"))
         axes.set_title(TITLES[name], fontsize=10)
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.set_xlim(left=0)
+        axes.set_ylim(bottom=max(axes.get_ylim()[0], 2 * bottom - top))  # what collapses without replay may leave it
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.3)
     for axes in panels[len(names) :]:
