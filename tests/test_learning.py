@@ -14,8 +14,8 @@ def means(env_id: str, seeds: range) -> list[float]:
     return [float(run(seed, arguments)[0]["mean_reward"]) for seed in seeds]
 
 
-def test_cartpole_is_solved_within_30_000_steps_on_four_of_five_seeds() -> None:
-    assert sum(mean >= 475 for mean in means("CartPole-v1", range(5))) >= 4
+def test_cartpole_is_solved_within_30_000_steps_on_every_seed() -> None:
+    assert min(means("CartPole-v1", range(5))) >= 475
 
 
 @pytest.mark.parametrize(
