@@ -49,7 +49,7 @@ def sample_acer_params(
     """
     Arguments of ACER drawn for a trial: the zoo's signature.
 
-    The ranges have in their middle what learns fast: replay ratios of 4 to 8 and batches of 8 to 16 sequences.
+    The ranges have in their middle what learns fast: replay ratios of 4 to 16 and batches of 8 to 16 sequences.
 
     :param trial: the trial
     :param n_actions: dimension of continuous actions, 0 for others
@@ -61,7 +61,7 @@ def sample_acer_params(
     # Steps of the vectorised environment. The largest replay_start is the smallest buffer: every draw can replay.
     trial.suggest_int("buffer_size_pow", 10, 16)
     trial.suggest_int("replay_start_pow", 5, 10)
-    trial.suggest_int("replay_ratio", 1, 16, log=True)
+    trial.suggest_int("replay_ratio", 2, 32, log=True)
     trial.suggest_float("learning_rate", 5e-5, 5e-3, log=True)
     trial.suggest_categorical("lr_schedule", ["constant", "linear"])
     trial.suggest_float("ent_coef", 1e-6, 0.1, log=True)
