@@ -303,9 +303,15 @@ def test_every_entry_has_what_the_zoo_needs() -> None:
     assert all(entry["n_timesteps"] >= 1 for entry in HYPERPARAMS.values())
 
 
-ENTRIES = [(str(zoo.HYPERPARAMS), name, settings) for name, settings in HYPERPARAMS.items()]
 # Copies: the zoo takes things out of what a module holds.
-ENTRIES += [(old_zoo.__name__, name, dict(settings)) for name, settings in old_zoo.hyperparams.items()]
+ENTRIES = [
+    pytest.param(config, name, dict(settings), id=f"{config_name}-{name}")
+    for config_name, config, entries in (
+        ("acer.yml", str(zoo.HYPERPARAMS), HYPERPARAMS),
+        ("old_zoo", old_zoo.__name__, old_zoo.hyperparams),
+    )
+    for name, settings in entries.items()
+]
 
 
 @pytest.mark.parametrize(("config", "entry", "expected"), ENTRIES)
