@@ -79,7 +79,7 @@ def main() -> None:
         axes.set_title(TITLES[name], fontsize=10)
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.set_xlim(left=0)
-        axes.set_ylim(bottom=max(axes.get_ylim()[0], 2 * bottom - top))  # what collapses without replay may leave it
+        axes.set_ylim(bottom=max(axes.get_ylim()[0], 3 * bottom - 2 * top))  # what collapses may leave it
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.3)
     for axes in panels[len(names) :]:
