@@ -1,19 +1,60 @@
 """What rl-zoo has to know of ACER: its class, and how its tuner draws and reads ACER's parameters."""
 
 import importlib
+import inspect
+import math
+from collections.abc import Callable
 from typing import Any
 
 import torch as th
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import BaseTrial, Trial
 from rl_zoo3.hyperparams_opt import HYPERPARAMS_CONVERTER, HYPERPARAMS_SAMPLER
 from rl_zoo3.utils import ALGOS
+from stable_baselines3.common.utils import ConstantSchedule
 
 from sb3_acer import ACER
+from sb3_acer.policies import ACERPolicy
 from sb3_acer.rmsprop import RMSpropTF
 
-NET_ARCHS = {"tiny": [64], "small": [64, 64], "medium": [256, 256]}
+NET_ARCHS = {"small": [64, 64], "medium": [256, 256]}
 ACTIVATIONS = {"tanh": th.nn.Tanh, "relu": th.nn.ReLU, "elu": th.nn.ELU}
 OPTIMIZERS = {"rmsprop": RMSpropTF, "adam": th.optim.Adam}
+
+Ranges = dict[str, IntDistribution | FloatDistribution | CategoricalDistribution]
+
+# The largest replay_start is below the smallest buffer_size: every draw can replay.
+RANGES: Ranges = {
+    "n_steps_pow": IntDistribution(3, 6),
+    "batch_size_pow": IntDistribution(2, 5),
+    "buffer_size_pow": IntDistribution(11, 16),
+    "replay_start_pow": IntDistribution(5, 10),
+    "replay_ratio": IntDistribution(2, 32, log=True),
+    "learning_rate": FloatDistribution(1e-4, 5e-3, log=True),
+    "lr_schedule": CategoricalDistribution(["constant", "linear"]),
+    "ent_coef": FloatDistribution(1e-5, 0.1, log=True),
+    "ent_schedule": CategoricalDistribution(["constant", "linear"]),
+    "q_coef": FloatDistribution(0.2, 4.0, log=True),
+    "correction_term": FloatDistribution(1.0, 20.0, log=True),
+    "delta": FloatDistribution(0.05, 2.0, log=True),
+    "one_minus_alpha": FloatDistribution(1e-3, 0.05, log=True),
+    "one_minus_gamma": FloatDistribution(1e-3, 0.05, log=True),
+    "net_arch": CategoricalDistribution(list(NET_ARCHS)),
+    "activation_fn": CategoricalDistribution(list(ACTIVATIONS)),
+    "optimizer": CategoricalDistribution(list(OPTIMIZERS)),
+}
+"""What a trial draws for every policy, with what learns fast in the middle; some as powers of 2 or distances from 1."""
+
+N_ENVS_RANGE: Ranges = {"n_envs_pow": IntDistribution(0, 3)}
+NOISE_RANGES: Ranges = {
+    "log_std_init": FloatDistribution(-2.0, 1.0),
+    "n_action_samples": IntDistribution(2, 16, log=True),
+}
+MEMORY_RANGES: Ranges = {
+    "lstm_hidden_size_pow": IntDistribution(4, 8),
+    "critic_lstm": CategoricalDistribution(["own", "shared", "none"]),
+    "burn_in_share": CategoricalDistribution([0.0, 0.25, 0.5]),
+}
 
 
 def convert_acer_params(sampled_params: dict[str, Any]) -> dict[str, Any]:
@@ -49,38 +90,16 @@ def sample_acer_params(
     """
     Arguments of ACER drawn for a trial: the zoo's signature.
 
-    The ranges have in their middle what learns fast: replay ratios of 4 to 16 and batches of 8 to 16 sequences.
-
     :param trial: the trial
     :param n_actions: dimension of continuous actions, 0 for others
     :param n_envs: not read
     :param additional_args: not read
     """
-    trial.suggest_int("n_steps_pow", 3, 7)
-    trial.suggest_int("batch_size_pow", 2, 5)
-    # Steps of the vectorised environment. The largest replay_start is the smallest buffer: every draw can replay.
-    trial.suggest_int("buffer_size_pow", 10, 16)
-    trial.suggest_int("replay_start_pow", 5, 10)
-    trial.suggest_int("replay_ratio", 2, 32, log=True)
-    trial.suggest_float("learning_rate", 5e-5, 5e-3, log=True)
-    trial.suggest_categorical("lr_schedule", ["constant", "linear"])
-    trial.suggest_float("ent_coef", 1e-6, 0.1, log=True)
-    trial.suggest_categorical("ent_schedule", ["constant", "linear"])
-    trial.suggest_float("q_coef", 0.1, 4.0, log=True)
-    trial.suggest_float("correction_term", 1.0, 20.0, log=True)
-    trial.suggest_float("delta", 0.05, 5.0, log=True)
-    trial.suggest_float("one_minus_alpha", 1e-3, 0.1, log=True)
-    trial.suggest_float("one_minus_gamma", 1e-4, 0.05, log=True)
-    trial.suggest_categorical("net_arch", list(NET_ARCHS))
-    trial.suggest_categorical("activation_fn", list(ACTIVATIONS))
-    trial.suggest_categorical("optimizer", list(OPTIMIZERS))
+    suggest(trial, RANGES)
     if n_actions > 0:
-        trial.suggest_float("log_std_init", -2.0, 1.0)
-        trial.suggest_int("n_action_samples", 2, 16, log=True)
+        suggest(trial, NOISE_RANGES)
     if has_memory(trial):
-        trial.suggest_int("lstm_hidden_size_pow", 4, 8)
-        trial.suggest_categorical("critic_lstm", ["own", "shared", "none"])
-        trial.suggest_categorical("burn_in_share", [0.0, 0.25, 0.5])
+        suggest(trial, MEMORY_RANGES)
     hyperparams = convert_acer_params(trial.params)
     hyperparams.pop("n_envs", None)  # no argument of ACER
     for name in ("n_steps", "batch_size", "buffer_size", "replay_start", "gamma", "alpha"):
@@ -91,6 +110,67 @@ def sample_acer_params(
 def has_memory(trial: BaseTrial) -> bool:
     """Whether the policy is recurrent: the zoo tells its samplers nothing of it, but writes it down in the study."""
     return isinstance(trial, Trial) and "Lstm" in trial.study.user_attrs.get("policy", "")
+
+
+def suggest(trial: BaseTrial, ranges: Ranges) -> None:
+    """Draw ``trial.params`` from ``ranges``."""
+    for name, allowed in ranges.items():
+        match allowed:
+            case CategoricalDistribution():
+                trial.suggest_categorical(name, allowed.choices)
+            case IntDistribution():
+                trial.suggest_int(name, allowed.low, allowed.high, log=allowed.log)
+            case FloatDistribution():
+                trial.suggest_float(name, allowed.low, allowed.high, log=allowed.log)
+
+
+def nearest_trial(hyperparams: dict[str, Any], n_envs: int) -> dict[str, Any]:
+    """
+    The opposite of :func:`convert_acer_params`: raw params of a trial as near to these arguments as the ranges allow.
+
+    What no range has a value for (a schedule by another name, layers of another width) is left out, to be drawn.
+
+    :param hyperparams: arguments of ACER; what is missing has its default
+    :param n_envs: the number of environments
+    """
+    values = defaults_of(ACER) | hyperparams | {"n_envs": n_envs}
+    options = defaults_of(ACERPolicy) | (values["policy_kwargs"] or {})
+    learning_rate = values["learning_rate"]
+    layers = options["net_arch"] or NET_ARCHS["small"]
+    values |= {
+        "batch_size": values["batch_size"] or n_envs,
+        "learning_rate": learning_rate.val if isinstance(learning_rate, ConstantSchedule) else learning_rate,
+        "net_arch": key_of(layers.get("pi") if isinstance(layers, dict) else layers, NET_ARCHS),
+        "activation_fn": key_of(options["activation_fn"], ACTIVATIONS),
+        "optimizer": key_of(options["optimizer_class"], OPTIMIZERS),
+        "log_std_init": options["log_std_init"],
+        "lstm_hidden_size": options["lstm_hidden_size"],
+        "critic_lstm": "shared" if options["shared_lstm"] else "own" if options["enable_critic_lstm"] else "none",
+        "burn_in_share": values["burn_in"] / values["n_steps"],
+    }
+    params: dict[str, Any] = {}
+    for name, allowed in (RANGES | N_ENVS_RANGE | NOISE_RANGES | MEMORY_RANGES).items():
+        if name.endswith("_pow"):
+            value = math.log2(values[name.removesuffix("_pow")])
+        elif name.startswith("one_minus_"):
+            value = 1 - values[name.removeprefix("one_minus_")]
+        else:
+            value = values[name]
+        if isinstance(allowed, CategoricalDistribution):
+            if value in allowed.choices:
+                params[name] = value
+        elif isinstance(value, (int, float)):
+            nearest = min(max(value, allowed.low), allowed.high)
+            params[name] = round(nearest) if isinstance(allowed, IntDistribution) else nearest
+    return params
+
+
+def defaults_of(function: Callable[..., Any]) -> dict[str, Any]:
+    return {name: parameter.default for name, parameter in inspect.signature(function).parameters.items()}
+
+
+def key_of(value: Any, among: dict[str, Any]) -> str | None:
+    return next((key for key, other in among.items() if other == value), None)
 
 
 def register() -> None:

@@ -38,7 +38,7 @@ from stable_baselines3.common.monitor import load_results
 from stable_baselines3.common.results_plotter import X_TIMESTEPS, ts2xy, window_func
 
 from sb3_acer import __version__, migration, run_atari
-from sb3_acer.registration import register, sample_acer_params
+from sb3_acer.registration import N_ENVS_RANGE, nearest_trial, register, sample_acer_params, suggest
 from sb3_acer.screen import draw_offscreen, ffmpeg_on_path, figures_saved, watchable_env
 
 HYPERPARAMS = Path(__file__).with_name("hyperparams") / "acer.yml"
@@ -77,7 +77,8 @@ class Experiment(ExperimentManager):
         experiment = copy(self)  # trials run side by side in threads
         if self.algo == "acer":
             if "n_envs" not in (self.custom_hyperparams or {}):
-                experiment.n_envs = 2 ** trial.suggest_int("n_envs_pow", 0, 3)
+                suggest(trial, N_ENVS_RANGE)
+                experiment.n_envs = 2 ** trial.params["n_envs_pow"]
             sampled = sample_acer_params(trial, self.n_actions, experiment.n_envs, {})
             # As train --trial-id will normalise; the zoo's trials take the entry's gamma.
             experiment.normalize_kwargs = {**self.normalize_kwargs, "gamma": sampled["gamma"]}
@@ -86,7 +87,9 @@ class Experiment(ExperimentManager):
 
     def hyperparameters_optimization(self) -> None:
         if self.storage:
-            open_storage(self.storage)  # which the zoo would try once
+            storage = open_storage(self.storage)  # which the zoo would try once
+            if self.algo == "acer" and self.study_name:
+                begin_study(storage, self.study_name, nearest_trial(self._hyperparams, self.n_envs))
         try:
             super().hyperparameters_optimization()
         except ValueError as error:
@@ -158,6 +161,13 @@ def open_storage(storage: str, attempts: int = 8) -> BaseStorage:
             raise
     time.sleep(random.uniform(0.1, 0.5))
     return open_storage(storage, attempts - 1)
+
+
+def begin_study(storage: BaseStorage, name: str, params: dict[str, Any]) -> None:
+    """Make a study, if there is none of that name, whose first trial will have these params."""
+    if name not in optuna.get_all_study_names(storage):
+        study = optuna.create_study(storage=storage, study_name=name, direction="maximize", load_if_exists=True)
+        study.enqueue_trial(params, skip_if_exists=True)  # workers that start at once are several here
 
 
 def find_agent(exp_id: int, folder: str, algo: str, env_name: Any, *which: Any) -> tuple[str, str, str]:

@@ -32,7 +32,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from sb3_acer import ACER, registration, screen, zoo
 from sb3_acer.__main__ import REQUIRED, REQUIRED_BY
 from sb3_acer.hyperparams import old_zoo
-from sb3_acer.registration import convert_acer_params, sample_acer_params
+from sb3_acer.registration import convert_acer_params, nearest_trial, sample_acer_params
 
 ROOT = Path(zoo.__file__).parents[1]
 HYPERPARAMS: dict[str, dict[str, Any]] = yaml.safe_load(zoo.HYPERPARAMS.read_text())
@@ -266,7 +266,37 @@ def test_what_learns_fast_is_drawn_often() -> None:
     assert np.mean([8 <= draw["batch_size"] <= 16 for draw in draws]) > 0.4
     assert np.mean([16 <= draw["n_steps"] <= 32 for draw in draws]) > 0.4
     rates = np.log10([draw["learning_rate"] for draw in draws])
-    np.testing.assert_allclose(np.histogram(rates, 2, (np.log10(5e-5), np.log10(5e-3)))[0] / 300, 0.5, atol=0.1)
+    np.testing.assert_allclose(np.histogram(rates, 2, (-4, np.log10(5e-3)))[0] / 300, 0.5, atol=0.1)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("n_actions", SPACES.values())
+def test_the_trial_nearest_to_what_a_trial_drew_is_that_trial(policy: str, n_actions: int) -> None:
+    study = new_study(3, policy)
+    for _ in range(100):
+        asked = study.ask()
+        drawn = sample_acer_params(asked, n_actions, 1, {})
+        params = nearest_trial(drawn, n_envs=4)
+        assert params["n_envs_pow"] == 2
+        assert {name: params[name] for name in asked.params} == pytest.approx(asked.params)
+
+
+def test_the_trial_nearest_to_the_defaults_is_within_the_ranges_and_leaves_out_what_they_do_not_have() -> None:
+    params = nearest_trial({}, n_envs=4)
+    assert (params["n_steps_pow"], params["batch_size_pow"], params["buffer_size_pow"]) == (4, 2, 12)  # of 20, 4, 5000
+    assert (params["net_arch"], params["activation_fn"], params["optimizer"]) == ("small", "tanh", "rmsprop")
+    assert nearest_trial({"ent_coef": 0.0, "replay_ratio": 100}, 1) == params | {
+        "ent_coef": 1e-5,
+        "replay_ratio": 32,
+        "n_envs_pow": 0,
+        "batch_size_pow": 2,
+    }
+    others = {"learning_rate": lambda progress: 1e-3 * progress, "ent_schedule": "middle_drop"}
+    assert params.keys() - nearest_trial(others | {"policy_kwargs": {"net_arch": [400]}}, 4).keys() == {
+        "learning_rate",
+        "ent_schedule",
+        "net_arch",
+    }
 
 
 def test_memory_and_noise_are_drawn_where_there_is_any() -> None:
@@ -493,6 +523,27 @@ def finished_trials(storage: str, study_name: str = "acer-CartPole-v1") -> list[
     return trials
 
 
+def test_a_search_begins_with_the_entry_and_once(shell: Path) -> None:
+    for n_trials in (1, 2):
+        sb3_acer_here("tune", *SEARCH, "--n-trials", "1", "-params", "gamma:0.97", cwd=shell)
+        first, *others = [convert_acer_params(trial.params) for trial in finished_trials("logs/acer/CartPole-v1.log")]
+        assert len(others) == n_trials - 1
+    entry = HYPERPARAMS["CartPole-v1"]
+    for name in (
+        "n_envs",
+        "n_steps",
+        "batch_size",
+        "replay_ratio",
+        "learning_rate",
+        "ent_coef",
+        "ent_schedule",
+        "delta",
+    ):
+        assert first[name] == entry[name]
+    assert first["gamma"] == pytest.approx(0.97)
+    assert first not in others
+
+
 def test_an_agent_can_be_trained_with_any_trial_of_a_search(shell: Path) -> None:
     printed = sb3_acer_here("tune", *SEARCH, "--n-trials", "3", cwd=shell)
     trials = finished_trials("logs/acer/CartPole-v1.log")
@@ -589,8 +640,8 @@ def test_a_trial_normalises_and_acts_as_the_training_with_it_will(shell: Path, m
     seen = []
 
     class Spy(ACER):
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
+        def _setup_model(self) -> None:
+            super()._setup_model()
             seen.append(self)
 
     monkeypatch.setattr(registration, "ACER", Spy)
