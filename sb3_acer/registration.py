@@ -8,7 +8,7 @@ from typing import Any
 
 import torch as th
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-from optuna.trial import BaseTrial, Trial
+from optuna.trial import BaseTrial
 from rl_zoo3.hyperparams_opt import HYPERPARAMS_CONVERTER, HYPERPARAMS_SAMPLER
 from rl_zoo3.utils import ALGOS
 from stable_baselines3.common.utils import ConstantSchedule
@@ -109,7 +109,8 @@ def sample_acer_params(
 
 def has_memory(trial: BaseTrial) -> bool:
     """Whether the policy is recurrent: the zoo tells its samplers nothing of it, but writes it down in the study."""
-    return isinstance(trial, Trial) and "Lstm" in trial.study.user_attrs.get("policy", "")
+    study = getattr(trial, "study", None)  # a fixed trial has none
+    return study is not None and "Lstm" in study.user_attrs.get("policy", "")
 
 
 def suggest(trial: BaseTrial, ranges: Ranges) -> None:

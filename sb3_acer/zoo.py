@@ -17,7 +17,7 @@ from copy import copy
 from functools import partial
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
 import numpy as np
@@ -65,8 +65,27 @@ class TrialNumber(int):
         return True
 
 
+class Rerun:
+    """A trial that is run again: with the values it has, and judged by nothing on the way."""
+
+    def __init__(self, trial: optuna.Trial) -> None:
+        self.trial = trial
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.trial, name)
+
+    def report(self, value: float, step: int) -> None:
+        pass
+
+    def should_prune(self) -> bool:
+        return False
+
+
 class Experiment(ExperimentManager):
     """The zoo's experiment, which ends with a report on what it has saved or found."""
+
+    n_runs = 1
+    """runs of a trial: its value is their mean"""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -82,8 +101,13 @@ class Experiment(ExperimentManager):
             sampled = sample_acer_params(trial, self.n_actions, experiment.n_envs, {})
             # As train --trial-id will normalise; the zoo's trials take the entry's gamma.
             experiment.normalize_kwargs = {**self.normalize_kwargs, "gamma": sampled["gamma"]}
-        reward: float = super(Experiment, experiment).objective(trial)
-        return reward
+        rewards: list[float] = [super(Experiment, experiment).objective(trial)]
+        for run in range(1, self.n_runs):
+            rewards.append(super(Experiment, experiment).objective(cast(optuna.Trial, Rerun(trial))))
+            trial.report(np.mean(rewards).item(), self.n_evaluations + run)
+            if trial.should_prune():
+                raise optuna.TrialPruned
+        return np.mean(rewards).item()
 
     def hyperparameters_optimization(self) -> None:
         if self.storage:
@@ -223,12 +247,12 @@ def train(arguments: list[str]) -> None:
     run_training("train", arguments or FIRST_RUN)
 
 
-def run_training(name: str, arguments: list[str]) -> None:
+def run_training(name: str, arguments: list[str], n_runs: int = 1) -> None:
     algo_parser = argparse.ArgumentParser(add_help=False)
     algo_parser.add_argument("--algo", default="acer")
     algo = algo_parser.parse_known_args(arguments)[0].algo
     defaults = ["--algo", "acer", "-conf", str(HYPERPARAMS)] if algo == "acer" else []
-    with patch.object(rl_zoo3.train, "ExperimentManager", Experiment):
+    with patch.object(Experiment, "n_runs", n_runs), patch.object(rl_zoo3.train, "ExperimentManager", Experiment):
         run_zoo(name, rl_zoo3.train.train, defaults, arguments)
 
 
@@ -236,8 +260,10 @@ def tune(arguments: list[str]) -> None:
     """search for hyperparameters, alone or together with other machines
 
     The arguments are train's. A study is kept in --storage as --study-name, and every process that is given both works
-    at it: --n-trials each, --max-total-trials together. A study that is there already goes on: another policy, number
-    of steps or set of fixed hyperparameters wants another --study-name.
+    at it: --n-trials each, --max-total-trials together. Its first trial has the entry's settings, as near as the search
+    comes to them. With --n-runs the value of a trial is the mean of so many runs, where one alone may be lucky. A study
+    that is there already goes on: another policy, number of steps or runs or set of fixed hyperparameters wants another
+    --study-name.
 
     --storage is one of
 
@@ -246,6 +272,11 @@ def tune(arguments: list[str]) -> None:
       postgresql://USER:PASSWORD@HOST/DATABASE     a server: pip install psycopg2-binary
       mysql+pymysql://USER:PASSWORD@HOST/DATABASE  a server: pip install pymysql
     """
+    runs_parser = argparse.ArgumentParser("sb3-acer tune", add_help=False, allow_abbrev=False)
+    runs_parser.add_argument("--n-runs", type=int, default=1)
+    runs, arguments = runs_parser.parse_known_args(arguments)  # the one argument that the zoo does not have
+    if runs.n_runs < 1:
+        runs_parser.error(f"--n-runs must be at least 1, got {runs.n_runs}")
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--algo", default="acer")
     parser.add_argument("--env", default="CartPole-v1")
@@ -264,8 +295,9 @@ def tune(arguments: list[str]) -> None:
         return f"{start} {shlex.join([*others, *study, *more])}"
 
     if not asks_for_help(arguments):
-        print(f"To add a worker, here or on another machine: {same('tune')}", flush=True)
-    run_training("tune", [*SEARCH, *arguments, *study])
+        repeated = ["--n-runs", str(runs.n_runs)] if runs.n_runs > 1 else []
+        print(f"To add a worker, here or on another machine: {same('tune', *repeated)}", flush=True)
+    run_training("tune", [*SEARCH, *arguments, *study], runs.n_runs)
     best = optuna.load_study(storage=open_storage(storage), study_name=study_name).best_trial.number
     print(f"To train with the best trial: {same('train', '--trial-id', str(best))}")
 

@@ -656,6 +656,42 @@ def test_a_trial_normalises_and_acts_as_the_training_with_it_will(shell: Path, m
         assert model.burn_in == drawn["burn_in"]
 
 
+def test_a_trial_of_several_runs_is_worth_their_mean(shell: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one_run, runs = ExperimentManager.objective, []
+
+    def spy(self: ExperimentManager, trial: optuna.Trial) -> float:
+        reward: float = one_run(self, trial)
+        runs.append((reward, dict(trial.params)))
+        return reward
+
+    monkeypatch.setattr(ExperimentManager, "objective", spy)
+    more = ("--env", "Pendulum-v1", "-params", 'policy:"MlpLstmPolicy"', "n_envs:2")
+    printed = sb3_acer_here("tune", *SEARCH, "--n-trials", "1", "--n-runs", "3", *more, cwd=shell)
+    assert "--n-runs 3" in printed.splitlines()[0]
+    assert "--n-runs" not in printed.splitlines()[-1]
+    (trial,) = finished_trials("logs/acer/Pendulum-v1.log", "acer-Pendulum-v1")
+    rewards = [reward for reward, _ in runs]
+    assert len(set(rewards)) == 3
+    assert [params for _, params in runs] == [trial.params] * 3
+    assert trial.value == pytest.approx(np.mean(rewards))
+    assert trial.intermediate_values == pytest.approx({1: rewards[0], 2: np.mean(rewards[:2]), 3: np.mean(rewards)})
+
+
+def test_a_trial_whose_second_run_disappoints_is_pruned(shell: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rewards = iter([3.0, 3.0, 3.0, 3.0, 0.0])
+    monkeypatch.setattr(ExperimentManager, "objective", lambda self, trial: next(rewards))
+    sb3_acer_here("tune", *SEARCH, "--n-startup-trials", "1", "--n-runs", "3", cwd=shell)
+    first, second = finished_trials("logs/acer/CartPole-v1.log")
+    assert (first.value, second.intermediate_values) == (3.0, {2: 1.5})
+    assert second.state is optuna.trial.TrialState.PRUNED
+
+
+def test_a_trial_has_one_run_at_least(shell: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        zoo.main(["tune", "--n-runs", "0"])
+    assert "--n-runs must be at least 1, got 0" in capsys.readouterr().err
+
+
 def test_the_number_of_environments_is_not_drawn_where_it_is_given(shell: Path) -> None:
     sb3_acer_here("tune", *SEARCH, "--n-trials", "1", "-params", "n_envs:3", cwd=shell)
     assert "n_envs_pow" not in finished_trials("logs/acer/CartPole-v1.log")[0].params
