@@ -26,7 +26,7 @@ BELOW: dict[str, set[str]] = {
     "untrusted": set(),
     "old_networks": {"policies", "untrusted"},
     "migration": {"acer", "old_networks", "untrusted"},
-    "registration": {"__init__", "rmsprop"},
+    "registration": {"__init__", "policies", "rmsprop"},
     "screen": set(),
     "atari": set(),
     "run_atari": {"__init__", "atari"},
