@@ -17,7 +17,7 @@ from stable_baselines3.common.monitor import load_results
 
 from sb3_acer import ACER
 from sb3_acer.atari import make_atari_vec_env
-from sb3_acer.run_atari import SETTINGS, find_checkpoint
+from sb3_acer.atari.run import SETTINGS, find_checkpoint
 
 INTERVAL = 25_000
 GAMES = 100

@@ -29,7 +29,9 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from sb3_acer import ACER
-from sb3_acer.pretrain import ExpertDataset, behaviour_cloning, generate_expert_traj
+from sb3_acer.demonstrations.cloning import behaviour_cloning
+from sb3_acer.demonstrations.dataset import ExpertDataset
+from sb3_acer.demonstrations.recording import generate_expert_traj
 
 RESULTS = Path(__file__).parent / "results"
 VARIANTS = {

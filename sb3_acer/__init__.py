@@ -2,7 +2,8 @@
 
 from sb3_acer.acer import ACER
 from sb3_acer.buffer import SequenceReplayBuffer
-from sb3_acer.migration import MigrationError, load_stable_baselines
+from sb3_acer.demonstrations.dataset import ExpertDataset
+from sb3_acer.demonstrations.recording import generate_expert_traj
 from sb3_acer.policies import (
     CnnLnLstmPolicy,
     CnnLstmPolicy,
@@ -13,8 +14,7 @@ from sb3_acer.policies import (
     MultiInputLstmPolicy,
     MultiInputPolicy,
 )
-from sb3_acer.pretrain import ExpertDataset
-from sb3_acer.recording import generate_expert_traj
+from sb3_acer.sb2_compat.migration import MigrationError, load_stable_baselines
 
 __version__ = "0.1.0"
 

@@ -17,22 +17,27 @@ REQUIRED_BY = {
 
 
 # Commands that are none of rl-zoo's, by the modules that they are in.
-OWN = {"migrate": "sb3_acer.migration", "run-atari": "sb3_acer.run_atari"}
+OWN = {"migrate": "sb3_acer.sb2_compat.migration", "run-atari": "sb3_acer.atari.run"}
 
 
 def main() -> int:
     command = "".join(sys.argv[1:2])
     if command in OWN:
-        import_module(OWN[command]).main(sys.argv[2:])
+        try:
+            module = import_module(OWN[command])
+        except ImportError as error:
+            print(f"sb3-acer {command}: {error}", file=sys.stderr)
+            return 2
+        module.main(sys.argv[2:])
         return 0
     required = REQUIRED + REQUIRED_BY.get(command, ())
     missing = [name for name in required if find_spec(name) is None]
     if missing:
         print(f'sb3-acer: {", ".join(missing)} not installed: pip install "sb3-acer[zoo]"', file=sys.stderr)
         return 2
-    from sb3_acer import zoo
+    from sb3_acer.zoo import commands
 
-    return zoo.main(sys.argv[1:])
+    return commands.main(sys.argv[1:])
 
 
 if __name__ == "__main__":

@@ -26,7 +26,6 @@ from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from sb3_acer.buffer import NumpyObs, SequenceBatch, SequenceReplayBuffer
-from sb3_acer.compatibility import OldNames, StableBaselinesInterface
 from sb3_acer.distributions import make_family
 from sb3_acer.estimators import (
     correction_gain,
@@ -37,6 +36,7 @@ from sb3_acer.estimators import (
     trust_region,
 )
 from sb3_acer.frames import find_frame_stack
+from sb3_acer.parameters import RMSpropTF
 from sb3_acer.policies import (
     ACERPolicy,
     CnnLnLstmPolicy,
@@ -49,7 +49,7 @@ from sb3_acer.policies import (
     MultiInputLstmPolicy,
     MultiInputPolicy,
 )
-from sb3_acer.rmsprop import RMSpropTF
+from sb3_acer.sb2_compat.interface import OldNames, StableBaselinesInterface
 from sb3_acer.schedules import NamedSchedule, check_schedule, make_schedule
 
 _ALL_BUT_TENSORBOARD = ("stdout", "log", "json", "csv")

@@ -24,8 +24,8 @@ from torch import nn
 
 from sb3_acer.distributions import Family, make_family
 from sb3_acer.estimators import dueling
+from sb3_acer.parameters import RMSpropTF
 from sb3_acer.recurrent import LSTM, LayerNormLSTM, Recurrent, Segments, make_segments
-from sb3_acer.rmsprop import RMSpropTF
 
 
 class Judgement(NamedTuple):

@@ -28,7 +28,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv,
 from sb3_acer import ACER, SequenceReplayBuffer
 from sb3_acer.acer import Update
 from sb3_acer.buffer import SequenceBatch
-from tests.envs import Catch, Constant, Recall, Recorder, TMaze
+from tests.helpers import Catch, Constant, Recall, Recorder, TMaze
 
 SMALL: dict[str, Any] = {
     "n_steps": 5,

@@ -5,34 +5,40 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import sb3_acer
 
 PACKAGE = Path(sb3_acer.__file__).parent
 
-# What each module may import of this package. A new module finds its place here first.
-BELOW: dict[str, set[str]] = {
+# The files of the algorithm, with what each may import of this package. A new file finds its place here first.
+ALGORITHM: dict[str, set[str]] = {
     "estimators": set(),
     "distributions": set(),
-    "rmsprop": set(),
+    "parameters": set(),
     "schedules": set(),
     "recurrent": set(),
-    "policies": {"distributions", "estimators", "recurrent", "rmsprop"},
-    "buffer": {"frames"},
-    "recording": set(),
-    "pretrain": {"policies", "distributions", "buffer", "recording"},
-    "compatibility": {"policies", "buffer", "pretrain"},
     "frames": set(),
-    "acer": {"estimators", "distributions", "policies", "buffer", "compatibility", "frames", "rmsprop", "schedules"},
-    "untrusted": set(),
-    "old_networks": {"policies", "untrusted"},
-    "migration": {"acer", "old_networks", "untrusted"},
-    "registration": {"__init__", "policies", "rmsprop"},
-    "screen": set(),
-    "atari": set(),
-    "run_atari": {"__init__", "atari"},
-    "zoo": {"__init__", "migration", "registration", "run_atari", "screen"},
-    "__init__": {"acer", "buffer", "migration", "policies", "pretrain", "recording"},
-    "__main__": {"__init__", "zoo"},
+    "policies": {"distributions", "estimators", "recurrent", "parameters"},
+    "buffer": {"frames"},
+    "acer": {
+        "buffer",
+        "distributions",
+        "estimators",
+        "frames",
+        "parameters",
+        "policies",
+        "sb2_compat.interface",
+        "schedules",
+    },
+}
+# A folder for each topic: files and folders of this package that it may import besides the algorithm and itself.
+TOPICS: dict[str, set[str]] = {
+    "sb2_compat": {"demonstrations"},
+    "demonstrations": set(),
+    "atari": {"__init__", "hyperparams"},
+    "zoo": {"__init__", "atari", "sb2_compat"},
+    "hyperparams": set(),
 }
 OPTIONAL = (
     "rl_zoo3",
@@ -50,26 +56,64 @@ OPTIONAL = (
 
 
 def imported(path: Path) -> set[str]:
+    """Modules that a file imports, wherever in it."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             names.add(node.module)
-            names |= {f"{node.module}.{alias.name}" for alias in node.names if node.module == "sb3_acer"}
+            names |= {f"{node.module}.{alias.name}" for alias in node.names if is_module(f"{node.module}.{alias.name}")}
     return names
 
 
-def test_imports_run_downward_only() -> None:
-    modules = {path.stem: path for path in PACKAGE.glob("*.py")}
-    assert set(modules) == set(BELOW)
-    for name, path in modules.items():
-        siblings = {module.removeprefix("sb3_acer.") for module in imported(path) if module.startswith("sb3_acer.")}
-        assert siblings & set(modules) <= BELOW[name], f"{name} imports {siblings}"
+def is_module(name: str) -> bool:
+    path = PACKAGE.parent.joinpath(*name.split("."))
+    return path.with_suffix(".py").is_file() or path.is_dir()
+
+
+def own(path: Path) -> set[str]:
+    """Of :func:`imported`, the modules of this package, by their names in it."""
+    names = {name for name in imported(path) if name.split(".")[0] == "sb3_acer"}
+    packages = {name for name in names if any(other.startswith(f"{name}.") for other in names)}
+    return {name.removeprefix("sb3_acer").removeprefix(".") or "__init__" for name in names - packages}
+
+
+def test_every_file_has_its_place() -> None:
+    assert {path.stem for path in PACKAGE.glob("*.py")} == {*ALGORITHM, "__init__", "__main__"}
+    assert {path.parent.name for path in PACKAGE.glob("*/__init__.py")} == set(TOPICS)
+
+
+@pytest.mark.parametrize("name", ALGORITHM)
+def test_the_algorithm_imports_downward_only(name: str) -> None:
+    assert own(PACKAGE / f"{name}.py") <= ALGORITHM[name]
+    order = list(ALGORITHM)
+    assert ALGORITHM[name] - {"sb2_compat.interface"} <= set(order[: order.index(name)])
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+def test_a_topic_imports_the_algorithm_and_the_topics_below_it(topic: str) -> None:
+    for path in (PACKAGE / topic).rglob("*.py"):
+        for name in own(path):
+            part = name.split(".")[0]
+            assert part in {*ALGORITHM, topic, *TOPICS[topic]}, f"{path.relative_to(PACKAGE)} imports {name}"
+
+
+def test_what_the_algorithm_imports_of_the_topics_does_not_import_the_algorithm_class() -> None:
+    above = [PACKAGE / "sb2_compat" / "interface.py", *(PACKAGE / "demonstrations").glob("*.py")]
+    for path in above:
+        assert own(path).isdisjoint({"acer", "__init__", "zoo", "atari"}), path
 
 
 def test_the_mathematics_knows_torch_and_no_more() -> None:
     assert imported(PACKAGE / "estimators.py") == {"torch"}
+
+
+def test_the_tests_mirror_the_package() -> None:
+    tests = Path(__file__).parent
+    for path in tests.rglob("test_*.py"):
+        tested = PACKAGE / path.relative_to(tests).with_name(path.name.removeprefix("test_"))
+        assert tested.is_file() or path.stem in ("test_architecture", "test_golden", "test_learning"), path
 
 
 def test_the_library_imports_no_optional_dependency() -> None:

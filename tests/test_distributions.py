@@ -24,7 +24,7 @@ from sb3_acer.distributions import (
     make_family,
 )
 from sb3_acer.estimators import correction_weights, truncated_weight
-from tests.numbers import close, normal, uniform
+from tests.helpers import close, normal, uniform
 
 Space = spaces.Space[Any]
 

@@ -21,7 +21,7 @@ from sb3_acer.estimators import (
     trust_region,
 )
 from tests import reference
-from tests.numbers import close, normal, uniform
+from tests.helpers import close, normal, uniform
 from tests.reference import Step
 
 laws = settings(deadline=None, derandomize=True, database=None, max_examples=200)

@@ -14,6 +14,7 @@ from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.torch_layers import FlattenExtractor, NatureCNN
 from torch import nn
 
+from sb3_acer.parameters import RMSpropTF
 from sb3_acer.policies import (
     MLP,
     ACERPolicy,
@@ -25,7 +26,6 @@ from sb3_acer.policies import (
     QHead,
 )
 from sb3_acer.recurrent import LSTM, LayerNormLSTM
-from sb3_acer.rmsprop import RMSpropTF
 
 Space = spaces.Space[Any]
 Obs = th.Tensor | dict[str, th.Tensor]

@@ -27,7 +27,7 @@ from sb3_acer.policies import (
     MultiInputLstmPolicy,
 )
 from sb3_acer.recurrent import LSTM, LayerNormLSTM, Recurrent, make_segments
-from tests.numbers import close, normal
+from tests.helpers import close, normal
 from tests.test_policies import (
     ACTIONS,
     OBSERVATIONS,

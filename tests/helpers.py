@@ -1,9 +1,10 @@
-"""Environments that the tests learn from."""
+"""What several tests use: environments to learn from, random numbers, and what counts as equal."""
 
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import torch as th
 from gymnasium import spaces
 
 
@@ -148,3 +149,15 @@ class Catch(gym.Env[Any, Any]):
         over = self.row == 4
         reward = 1.0 if self.ball == self.racket else -1.0
         return self._look(), reward if over else 0.0, over, False, {}
+
+
+def close(actual: th.Tensor, expected: th.Tensor, tolerance: float = 1e-10) -> None:
+    th.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+def normal(rng: np.random.Generator, *shape: int) -> th.Tensor:
+    return th.from_numpy(rng.standard_normal(shape))
+
+
+def uniform(rng: np.random.Generator, *shape: int) -> th.Tensor:
+    return th.from_numpy(rng.random(shape))

@@ -14,9 +14,9 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_acer import ACER
-from sb3_acer.migration import MigrationError, load_obs_rms, load_stable_baselines, main
-from sb3_acer.untrusted import PickleReader
-from tests.old_agents import (
+from sb3_acer.sb2_compat.migration import MigrationError, load_obs_rms, load_stable_baselines, main
+from sb3_acer.sb2_compat.pickles import PickleReader
+from tests.sb2_compat.old_agents import (
     AGENTS,
     IMAGE,
     N_ACTIONS,

@@ -8,8 +8,8 @@ import pytest
 from gymnasium import spaces
 
 from sb3_acer import ACER
-from sb3_acer.migration import MigrationError, load_stable_baselines
-from tests.old_agents import (
+from sb3_acer.sb2_compat.migration import MigrationError, load_stable_baselines
+from tests.sb2_compat.old_agents import (
     IMAGE,
     N_ACTIONS,
     TF_RELU,

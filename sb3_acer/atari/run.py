@@ -19,6 +19,7 @@ from stable_baselines3.common.utils import safe_mean
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_acer import ACER
+from sb3_acer.atari.vec_env import make_atari_vec_env
 
 POLICIES = {"cnn": "CnnPolicy", "lstm": "CnnLstmPolicy", "lnlstm": "CnnLnLstmPolicy"}
 SETTINGS = "run-atari.json"
@@ -164,17 +165,15 @@ def make_agent(options: argparse.Namespace, folder: Path, env: VecEnv) -> ACER:
 
 
 def main(arguments: list[str]) -> None:
-    """train on an Atari game, as stable-baselines' run_atari did
+    """
+    Run the command.
 
-    The folder then holds progress.csv, the scores of all games (*.monitor.csv), checkpoints, and agent.zip. Ctrl-C
-    saves as well, and --resume goes on from there; it knows the arguments of before, and takes others instead.
+    :param arguments: those of the command line
     """
     options, folder = parse(arguments)
     try:
-        from sb3_acer.atari import make_atari_vec_env
-
         env = make_atari_vec_env(options.env, options.n_envs, options.seed)
-    except (ImportError, ValueError) as error:
+    except ValueError as error:
         sys.exit(f"sb3-acer run-atari: {error}")
     folder.mkdir(parents=True, exist_ok=True)
     model = make_agent(options, folder, env)

@@ -14,7 +14,7 @@ from stable_baselines3.common.envs import FakeImageEnv
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb3_acer import ACER
-from tests.envs import Recorder
+from tests.helpers import Recorder
 
 ACTIONS: dict[str, spaces.Space[Any]] = {
     "Discrete": spaces.Discrete(4, start=2),

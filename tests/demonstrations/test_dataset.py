@@ -16,8 +16,10 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from sb3_acer import ACER
-from sb3_acer.pretrain import ExpertDataset, behaviour_cloning, generate_expert_traj
-from tests.envs import Constant, Recorder
+from sb3_acer.demonstrations.cloning import behaviour_cloning
+from sb3_acer.demonstrations.dataset import ExpertDataset
+from sb3_acer.demonstrations.recording import generate_expert_traj
+from tests.helpers import Constant, Recorder
 
 SPACES: tuple[spaces.Space[Any], ...] = (
     spaces.Discrete(3, start=5),
@@ -631,5 +633,5 @@ def test_arguments_of_a_replay_are_checked() -> None:
 
 
 def test_opencv_is_not_needed_for_numbers() -> None:
-    code = "import sys; sys.modules['cv2'] = sys.modules['matplotlib'] = None; import sb3_acer.pretrain"
-    subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent.parent, check=True)
+    code = "import sys; sys.modules['cv2'] = sys.modules['matplotlib'] = None; import sb3_acer.demonstrations.cloning"
+    subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=True)

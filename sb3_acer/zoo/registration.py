@@ -14,8 +14,8 @@ from rl_zoo3.utils import ALGOS
 from stable_baselines3.common.utils import ConstantSchedule
 
 from sb3_acer import ACER
+from sb3_acer.parameters import RMSpropTF
 from sb3_acer.policies import ACERPolicy
-from sb3_acer.rmsprop import RMSpropTF
 
 NET_ARCHS = {"small": [64, 64], "medium": [256, 256]}
 ACTIVATIONS = {"tanh": th.nn.Tanh, "relu": th.nn.ReLU, "elu": th.nn.ELU}

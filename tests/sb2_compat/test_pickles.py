@@ -28,9 +28,9 @@ from gymnasium import spaces
 from stable_baselines3.common.env_util import make_vec_env
 
 import sb3_acer
-from sb3_acer.migration import MigrationError, load_obs_rms, load_stable_baselines
-from sb3_acer.untrusted import MAX_BYTES, MAX_OPCODES, PickleReader, Record
-from tests.old_agents import (
+from sb3_acer.sb2_compat.migration import MigrationError, load_obs_rms, load_stable_baselines
+from sb3_acer.sb2_compat.pickles import MAX_BYTES, MAX_OPCODES, PickleReader, Record
+from tests.sb2_compat.old_agents import (
     AGENTS,
     N_ACTIONS,
     VECTOR,
@@ -336,7 +336,7 @@ def load_mutations(folder: Path, n: int) -> dict[str, Any]:
 @pytest.mark.skipif(sys.platform != "linux", reason="limits and measures memory as Linux does")
 def test_a_thousand_mutated_files_load_or_raise_one_error(tmp_path: Path) -> None:
     code = (
-        "import json, sys, pathlib; from tests.test_untrusted import load_mutations; "
+        "import json, sys, pathlib; from tests.sb2_compat.test_pickles import load_mutations; "
         "print(json.dumps(load_mutations(pathlib.Path(sys.argv[1]), 1000)))"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]

@@ -29,13 +29,14 @@ from matplotlib import pyplot as plt
 from rl_zoo3.exp_manager import ExperimentManager
 from stable_baselines3.common.vec_env import DummyVecEnv
 
-from sb3_acer import ACER, registration, screen, zoo
+from sb3_acer import ACER
 from sb3_acer.__main__ import REQUIRED, REQUIRED_BY
 from sb3_acer.hyperparams import old_zoo
-from sb3_acer.registration import convert_acer_params, nearest_trial, sample_acer_params
+from sb3_acer.zoo import commands, display, experiment, registration, study
+from sb3_acer.zoo.registration import convert_acer_params, nearest_trial, sample_acer_params
 
-ROOT = Path(zoo.__file__).parents[1]
-HYPERPARAMS: dict[str, dict[str, Any]] = yaml.safe_load(zoo.HYPERPARAMS.read_text())
+ROOT = Path(commands.__file__).parents[2]
+HYPERPARAMS: dict[str, dict[str, Any]] = yaml.safe_load(commands.HYPERPARAMS.read_text())
 # Of each entry that names no environment, one that the zoo takes for it.
 STAND_INS = MappingProxyType({"default": "BipedalWalker-v3", "atari": "ALE/Pong-v5"})
 SHORT_RUN = ("--env", "CartPole-v1", "-n", "600", "--seed", "1", "--num-threads", "1", "-params", "replay_start:100")
@@ -74,12 +75,12 @@ def sb3_acer_here(*arguments: str, cwd: Path) -> str:
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(StringIO()) as printed:
         patch.chdir(cwd)
         patch.setattr(sys, "argv", sys.argv)
-        patch.setattr(zoo, "EVAL_EPISODES", 2)
+        patch.setattr(experiment, "EVAL_EPISODES", 2)
         for name in ("DISPLAY", "WAYLAND_DISPLAY"):
             patch.delenv(name, raising=False)
         patch.setenv("SDL_VIDEODRIVER", "dummy")  # which the code sets, and which is to be put back
         patch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
-        assert zoo.main([*arguments]) == 0
+        assert commands.main([*arguments]) == 0
     return printed.getvalue()
 
 
@@ -165,48 +166,48 @@ def test_without_any_extra_the_command_line_ends_with_one_line(tmp_path: Path) -
 
 
 def test_an_unknown_command_is_told_the_commands_there_are(capsys: pytest.CaptureFixture[str]) -> None:
-    assert zoo.main(["trian"]) == 2
-    assert f"must be one of {', '.join(zoo.COMMANDS)}, got 'trian'" in capsys.readouterr().err
+    assert commands.main(["trian"]) == 2
+    assert f"must be one of {', '.join(commands.COMMANDS)}, got 'trian'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"]])
 def test_help_lists_every_command(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert zoo.main(arguments) == 0
+    assert commands.main(arguments) == 0
     printed = capsys.readouterr().out
-    assert all(f"  {name} " in printed for name in zoo.COMMANDS)
+    assert all(f"  {name} " in printed for name in commands.COMMANDS)
 
 
 def test_there_is_a_command_for_every_script_of_the_zoo() -> None:
     scripts = "train enjoy tune plot-train plot-from-file all-plots record-video record-training benchmark push-to-hub"
-    assert set(scripts.split()) <= zoo.COMMANDS.keys()
+    assert set(scripts.split()) <= commands.COMMANDS.keys()
 
 
-@pytest.mark.parametrize("name", sorted(zoo.COMMANDS.keys() - {"zoo-path"}))
+@pytest.mark.parametrize("name", sorted(commands.COMMANDS.keys() - {"zoo-path"}))
 def test_help_says_what_a_command_does_and_the_zoos_own_arguments(
     name: str, shell: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as exit_info:
-        zoo.main([name, "--help"])
+        commands.main([name, "--help"])
     assert exit_info.value.code == 0
     printed = capsys.readouterr().out
-    assert printed.startswith("\n".join(zoo.description(name)))
+    assert printed.startswith("\n".join(commands.description(name)))
     assert "options:" in printed
     assert not list(shell.iterdir())
 
 
 @pytest.mark.parametrize("script", ["enjoy", "record_video", "record_training", "push_to_hub", "load_from_hub"])
 def test_the_zoos_own_commands_know_acer_where_the_folder_is_on_their_path(script: str, tmp_path: Path) -> None:
-    result = python("-m", f"rl_zoo3.{script}", "--algo", "acer", "--help", cwd=tmp_path, path=(zoo.ZOO_PATH,))
+    result = python("-m", f"rl_zoo3.{script}", "--algo", "acer", "--help", cwd=tmp_path, path=(commands.ZOO_PATH,))
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
 
 
 def test_the_zoos_own_train_runs_acer_with_our_hyperparameters(tmp_path: Path) -> None:
-    assert sb3_acer_here("zoo-path", cwd=tmp_path) == f"{zoo.ZOO_PATH}\n"
+    assert sb3_acer_here("zoo-path", cwd=tmp_path) == f"{commands.ZOO_PATH}\n"
     train = ("-m", "rl_zoo3.train", "--algo", "acer", "-conf", "sb3_acer.hyperparams", *SHORT_RUN)
     unknown = python(*train, cwd=tmp_path)
     assert "invalid choice: 'acer'" in unknown.stderr
-    result = python(*train, cwd=tmp_path, path=(zoo.ZOO_PATH,))
+    result = python(*train, cwd=tmp_path, path=(commands.ZOO_PATH,))
     assert result.returncode == 0, result.stderr
     model = ACER.load(tmp_path / "logs/acer/CartPole-v1_1/CartPole-v1.zip")
     assert model.batch_size == HYPERPARAMS["CartPole-v1"]["batch_size"]
@@ -214,7 +215,7 @@ def test_the_zoos_own_train_runs_acer_with_our_hyperparameters(tmp_path: Path) -
 
 def test_the_folder_hides_no_other_sitecustomize_and_no_error_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("print('the other')")
-    for path in ((zoo.ZOO_PATH, tmp_path), (zoo.ZOO_PATH, tmp_path, zoo.ZOO_PATH)):
+    for path in ((commands.ZOO_PATH, tmp_path), (commands.ZOO_PATH, tmp_path, commands.ZOO_PATH)):
         result = python("-c", "import sys; print('rl_zoo3' in sys.modules)", cwd=tmp_path, path=path)
         assert (result.stdout, result.stderr) == ("the other\nFalse\n", "")
 
@@ -321,7 +322,7 @@ def test_a_learning_rate_is_scheduled_as_an_entry_says(
     hyperparams = {"learning_rate": learning_rate, "lr_schedule": lr_schedule}
     options: dict[str, Any] = {"eval_freq": -1, "hyperparams": hyperparams, "verbose": 0}
     prepared = ExperimentManager(
-        Namespace(), "acer", "CartPole-v1", "logs", config=str(zoo.HYPERPARAMS), **options
+        Namespace(), "acer", "CartPole-v1", "logs", config=str(commands.HYPERPARAMS), **options
     ).setup_experiment()
     assert prepared is not None
     schedule = prepared[0].lr_schedule
@@ -337,7 +338,7 @@ def test_every_entry_has_what_the_zoo_needs() -> None:
 ENTRIES = [
     pytest.param(config, name, dict(settings), id=f"{config_name}-{name}")
     for config_name, config, entries in (
-        ("acer.yml", str(zoo.HYPERPARAMS), HYPERPARAMS),
+        ("acer.yml", str(commands.HYPERPARAMS), HYPERPARAMS),
         ("old_zoo", old_zoo.__name__, old_zoo.hyperparams),
     )
     for name, settings in entries.items()
@@ -403,7 +404,7 @@ def test_train_leaves_what_the_zoos_own_script_leaves_and_the_picture(trained: t
     arguments = yaml.unsafe_load((run / "CartPole-v1/args.yml").read_text())
     arguments = dict(arguments)
     assert (arguments["algo"], arguments["n_timesteps"], arguments["seed"]) == ("acer", 600, 1)
-    assert arguments["conf_file"] == str(zoo.HYPERPARAMS)
+    assert arguments["conf_file"] == str(commands.HYPERPARAMS)
 
 
 def arguments_of_train(*arguments: str, command: str = "train") -> list[str]:
@@ -412,13 +413,13 @@ def arguments_of_train(*arguments: str, command: str = "train") -> list[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", sys.argv)
         patch.setattr(rl_zoo3.train, "train", lambda: seen.extend(sys.argv[1:]))
-        assert zoo.main([command, *arguments]) == 0
+        assert commands.main([command, *arguments]) == 0
     return seen
 
 
 def test_arguments_reach_the_zoo_unchanged_after_the_defaults() -> None:
     given = ["--env", "Acrobot-v1", "-n", "5", "-conf", "mine.yml"]
-    assert arguments_of_train(*given) == ["--algo", "acer", "-conf", str(zoo.HYPERPARAMS), *given]
+    assert arguments_of_train(*given) == ["--algo", "acer", "-conf", str(commands.HYPERPARAMS), *given]
 
 
 @pytest.mark.parametrize("given", [["--algo", "ppo"], ["--algo=ppo"], ["--env", "Acrobot-v1", "--alg", "ppo"]])
@@ -427,21 +428,21 @@ def test_another_algorithm_keeps_the_zoos_own_hyperparameters(given: list[str]) 
 
 
 def test_train_alone_shows_a_progress_bar() -> None:
-    assert arguments_of_train()[4:] == zoo.FIRST_RUN
-    assert "--progress" in zoo.FIRST_RUN
+    assert arguments_of_train()[4:] == commands.FIRST_RUN
+    assert "--progress" in commands.FIRST_RUN
 
 
 def test_the_final_evaluation_sees_observations_normalised_as_in_training(
     shell: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(zoo, "EVAL_EPISODES", 2)
-    assert zoo.main(["train", *SHORT_RUN, "normalize:True"]) == 0
+    monkeypatch.setattr(experiment, "EVAL_EPISODES", 2)
+    assert commands.main(["train", *SHORT_RUN, "normalize:True"]) == 0
     printed = capsys.readouterr().out
     assert printed.index("Evaluating over 2 episodes") < printed.index("Loading saved VecNormalize stats")
 
 
 def test_who_asks_for_no_evaluation_gets_none(shell: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert zoo.main(["train", "--eval-freq", "-1", *SHORT_RUN]) == 0
+    assert commands.main(["train", "--eval-freq", "-1", *SHORT_RUN]) == 0
     printed = capsys.readouterr().out
     assert "Agent: logs" in printed
     assert "Evaluating" not in printed
@@ -495,7 +496,7 @@ def test_frames_are_stacked_over_normalised_observations(frame_stack: int, shell
 
 def test_the_curve_is_a_running_mean_over_the_steps_taken() -> None:
     steps, rewards = np.arange(20, 2020, 20), np.arange(100.0)
-    (axes,) = zoo.learning_curve(steps, rewards, "ACER on X").axes
+    (axes,) = experiment.learning_curve(steps, rewards, "ACER on X").axes
     assert (axes.get_title(), axes.get_xlabel(), axes.get_ylabel()) == (
         "ACER on X",
         "environment steps",
@@ -507,7 +508,7 @@ def test_the_curve_is_a_running_mean_over_the_steps_taken() -> None:
 
 @pytest.mark.parametrize("n", [1, 2, 11])
 def test_few_episodes_are_a_curve_too(n: int) -> None:
-    (axes,) = zoo.learning_curve(np.arange(1, n + 1), np.ones(n), "").axes
+    (axes,) = experiment.learning_curve(np.arange(1, n + 1), np.ones(n), "").axes
     assert len(np.asarray(axes.lines[0].get_xydata())) == max(1, n - 4)
 
 
@@ -517,7 +518,7 @@ SEARCH = ("-n", "100", "--n-trials", "2", "--n-evaluations", "1", "--eval-episod
 
 
 def finished_trials(storage: str, study_name: str = "acer-CartPole-v1") -> list[optuna.trial.FrozenTrial]:
-    trials = optuna.load_study(storage=zoo.open_storage(storage), study_name=study_name).trials
+    trials = optuna.load_study(storage=study.open_storage(storage), study_name=study_name).trials
     assert all(trial.state in (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED) for trial in trials)
     assert [trial.number for trial in trials] == list(range(len(trials)))
     return trials
@@ -597,7 +598,7 @@ def test_workers_that_start_at_once_share_a_new_database(tmp_path: Path) -> None
 
 def arguments_of_tune(*arguments: str) -> list[str]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(zoo, "open_storage", lambda storage: None)
+        patch.setattr(experiment, "open_storage", lambda storage: None)
         patch.setattr(optuna, "load_study", lambda **_: optuna.create_study())
         patch.setattr(optuna.Study, "best_trial", Namespace(number=5))
         return arguments_of_train(*arguments, command="tune")
@@ -606,7 +607,15 @@ def arguments_of_tune(*arguments: str) -> list[str]:
 def test_tune_is_train_with_a_search_and_a_place_for_it(shell: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = ["--env", "Pendulum-v1", "-f", "here", "--seed", "1", "-params", "normalize:True"]
     study = ["--storage", f"{shell}/here/acer/Pendulum-v1.log", "--study-name", "acer-Pendulum-v1"]
-    assert arguments_of_tune(*given) == ["--algo", "acer", "-conf", str(zoo.HYPERPARAMS), *zoo.SEARCH, *given, *study]
+    assert arguments_of_tune(*given) == [
+        "--algo",
+        "acer",
+        "-conf",
+        str(commands.HYPERPARAMS),
+        *commands.SEARCH,
+        *given,
+        *study,
+    ]
     # Another worker with the same seed would draw the same trials.
     more = f"--env Pendulum-v1 -f here -params normalize:True {shlex.join(study)}"
     printed = capsys.readouterr().out.splitlines()
@@ -628,12 +637,12 @@ def test_tune_is_train_with_a_search_and_a_place_for_it(shell: Path, capsys: pyt
     ],
 )
 def test_a_storage_is_named_as_every_folder_can(storage: str, whole: str, shell: Path) -> None:
-    assert zoo.whole_path(storage) == whole.format(here=shell)
+    assert study.whole_path(storage) == whole.format(here=shell)
 
 
 def test_a_storage_that_is_none_is_one_line(shell: Path) -> None:
     with pytest.raises(SystemExit, match=r"--storage must end in \.log or be the URL of a database, got 'study\.db'$"):
-        zoo.main(["tune", "--storage", "study.db"])
+        commands.main(["tune", "--storage", "study.db"])
 
 
 def test_a_trial_normalises_and_acts_as_the_training_with_it_will(shell: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -688,7 +697,7 @@ def test_a_trial_whose_second_run_disappoints_is_pruned(shell: Path, monkeypatch
 
 def test_a_trial_has_one_run_at_least(shell: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        zoo.main(["tune", "--n-runs", "0"])
+        commands.main(["tune", "--n-runs", "0"])
     assert "--n-runs must be at least 1, got 0" in capsys.readouterr().err
 
 
@@ -760,10 +769,10 @@ def test_enjoy_writes_a_video_where_there_is_no_screen(trained: tuple[Path, str]
 
 
 @pytest.mark.parametrize(
-    ("display", "should_render", "filmed"), [("", True, True), ("", False, False), (":0", True, False)]
+    ("screen", "should_render", "filmed"), [("", True, True), ("", False, False), (":0", True, False)]
 )
 def test_only_a_screen_that_is_not_there_is_replaced(
-    display: str, should_render: bool, filmed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    screen: str, should_render: bool, filmed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: dict[str, Any] = {}
 
@@ -772,14 +781,14 @@ def test_only_a_screen_that_is_not_there_is_replaced(
         return DummyVecEnv([lambda: gym.make(env_id)])
 
     monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setenv("DISPLAY", display)
+    monkeypatch.setenv("DISPLAY", screen)
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
     for name in ("SDL_VIDEODRIVER", "MUJOCO_GL"):  # which the code sets, and which are to be put back
         monkeypatch.setenv(name, "dummy")
-    monkeypatch.setattr(screen, "create_test_env", create_test_env)
+    monkeypatch.setattr(display, "create_test_env", create_test_env)
     given: dict[str, Any] = {"stats_path": str(tmp_path / "CartPole-v1"), "env_kwargs": {"render_mode": None}}
-    env = screen.watchable_env("CartPole-v1", should_render=should_render, **given)
-    assert isinstance(env, screen.Film) == filmed
+    env = display.watchable_env("CartPole-v1", should_render=should_render, **given)
+    assert isinstance(env, display.Film) == filmed
     if not filmed:
         assert seen == {**given, "should_render": should_render}
 
@@ -789,7 +798,7 @@ def test_without_moviepy_the_video_is_a_gif(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setitem(sys.modules, "moviepy", None)
     frames = [np.full((8, 8, 3), 20 * step, dtype=np.uint8) for step in range(5)]
-    path = screen.write_film(frames, 50, tmp_path / "videos" / "Env-v1")
+    path = display.write_film(frames, 50, tmp_path / "videos" / "Env-v1")
     assert path == tmp_path / "videos" / "Env-v1.gif"
     with Image.open(path) as film:
         assert getattr(film, "n_frames", 1) == 5
@@ -803,7 +812,7 @@ def test_an_environment_that_cannot_be_drawn_is_run_all_the_same(
 
     env = DummyVecEnv([lambda: gym.make("CartPole-v1", render_mode="rgb_array")])
     monkeypatch.setattr(env, "render", broken)
-    film = screen.Film(env, tmp_path / "film")
+    film = display.Film(env, tmp_path / "film")
     film.reset()
     for _ in range(3):
         film.step(np.array([0]))
@@ -825,7 +834,7 @@ def test_no_saved_agent_is_one_line_that_names_the_command_that_makes_one(
     arguments: list[str], remedy: str, shell: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as exit_info:
-        zoo.main(["enjoy", *arguments])
+        commands.main(["enjoy", *arguments])
     assert str(exit_info.value).startswith("No saved agent")
     assert str(exit_info.value).endswith(f"To make one: {remedy}")
     assert len(str(exit_info.value).splitlines()) == 1
@@ -862,14 +871,14 @@ def test_without_ffmpeg_record_training_says_so_at_once(shell: Path, monkeypatch
     monkeypatch.setenv("PATH", "")
     monkeypatch.setitem(sys.modules, "moviepy.config", None)
     with pytest.raises(SystemExit, match=r"ffmpeg, which joins the videos, is not there: install ffmpeg$"):
-        zoo.main(["record-training"])
+        commands.main(["record-training"])
 
 
 def test_the_ffmpeg_of_the_system_is_preferred(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "ffmpeg").write_text("")
     (tmp_path / "ffmpeg").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with screen.ffmpeg_on_path() as found:
+    with display.ffmpeg_on_path() as found:
         assert found
         assert os.environ["PATH"] == str(tmp_path)
 
@@ -884,13 +893,13 @@ def test_the_ffmpeg_of_the_system_is_preferred(tmp_path: Path, monkeypatch: pyte
 )
 def test_nothing_saved_is_one_line(command: str, message: str, shell: Path) -> None:
     with pytest.raises(SystemExit) as exit_info:
-        zoo.main([command])
+        commands.main([command])
     assert str(exit_info.value).startswith(f"sb3-acer {command}: ")
     assert message in str(exit_info.value)
 
 
 def test_a_call_that_is_no_script_of_the_zoo_is_left_alone() -> None:
-    assert zoo.call([sys.executable, "-c", "raise SystemExit(3)"], stdout=subprocess.DEVNULL) == 3
+    assert commands.call([sys.executable, "-c", "raise SystemExit(3)"], stdout=subprocess.DEVNULL) == 3
 
 
 def test_benchmark_evaluates_every_saved_agent(continued: tuple[Path, str]) -> None:

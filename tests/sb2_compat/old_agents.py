@@ -22,7 +22,7 @@ from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.vec_env import VecTransposeImage
 
 from sb3_acer import ACER
-from sb3_acer.migration import load_stable_baselines
+from sb3_acer.sb2_compat.migration import load_stable_baselines
 
 
 def relu(x: Any) -> Any:
@@ -298,7 +298,7 @@ def write_zip(path: Path, data: dict[str, Any], variables: dict[str, np.ndarray]
 
 # --- for the tests ---
 
-AGENTS = Path(__file__).with_name("stable_baselines_agents")
+AGENTS = Path(__file__).with_name("agents")
 VECTOR = spaces.Box(-np.inf, np.inf, (5,))
 IMAGE = spaces.Box(0, 255, (52, 44, 3), np.uint8)
 N_ACTIONS = 4

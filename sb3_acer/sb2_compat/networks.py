@@ -22,7 +22,7 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from torch import nn
 
 from sb3_acer.policies import MLP, ACERPolicy
-from sb3_acer.untrusted import Record, listed, shown
+from sb3_acer.sb2_compat.pickles import Record, listed, shown
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "elu": nn.ELU,

@@ -29,7 +29,7 @@ class Registration:
 
             def load_and_register(module: ModuleType) -> None:
                 load(module)
-                from sb3_acer.registration import register
+                from sb3_acer.zoo.registration import register
 
                 register()
 

@@ -23,7 +23,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecFrameStack
 
 from sb3_acer.atari import AtariId, AtariVecEnv, make_atari_vec_env, parse_atari_id
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def step(env: VecEnv, *actions: int) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:

@@ -1,28 +1,20 @@
-"""
-Demonstrations: reading them, cloning them, and replaying them. Their arrays are listed in :mod:`sb3_acer.recording`.
-"""
+"""Demonstrations: reading and replaying them. :mod:`~sb3_acer.demonstrations.recording` lists their arrays."""
 
 import math
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_acer.buffer import SequenceReplayBuffer
+from sb3_acer.demonstrations.recording import END_KEYS, KEYS, read_image, require_no_dict
 from sb3_acer.distributions import Categorical
 from sb3_acer.policies import ACERPolicy
-from sb3_acer.recording import END_KEYS, KEYS, generate_expert_traj, read_image, require_no_dict
-
-__all__ = ["ExpertDataset", "behaviour_cloning", "generate_expert_traj"]
-
-LEAST_STD = 0.1
-"""Cloning makes no standard deviation less than this share of half the action's range."""
 
 
 class Agent(Protocol):
@@ -38,12 +30,9 @@ class Agent(Protocol):
     def get_vec_normalize_env(self) -> VecNormalize | None: ...
 
 
-AgentType = TypeVar("AgentType", bound=Agent)
-
-
 class ExpertDataset:
     """
-    Demonstrations, the arrays that :mod:`sb3_acer.recording` lists.
+    Demonstrations, the arrays that :mod:`sb3_acer.demonstrations.recording` lists.
 
     :param expert_path: npz file. Images are looked for beside it, then from the working directory.
     :param traj_data: the arrays themselves, instead of a file
@@ -152,6 +141,36 @@ class ExpertDataset:
                 return candidate
         raise ValueError(f"obs must hold paths of images beside the file or from the working directory, got {name!r}")
 
+    def inputs_for(self, model: Agent, rows: np.ndarray) -> th.Tensor:
+        """
+        :param model: an ACER
+        :param rows: see :meth:`observations_for`
+        :return: the observations as the agent's policy gets them, normalised where it is used to that, ``[B, ...]``
+        """
+        observations: Any = self.observations_for(model, rows)
+        normalize = model.get_vec_normalize_env()
+        if normalize is not None:
+            observations = normalize.normalize_obs(observations)
+        return th.as_tensor(observations, device=model.policy.device)
+
+    def play_back(self, model: Agent) -> tuple[np.ndarray, np.ndarray]:
+        """
+        :param model: an ACER
+        :return: statistics of its policy at each step, ``[N, P]``, and its recurrent state before the step, ``[N, W]``
+        """
+        policy, steps, lasts = model.policy, self.starts, self.lasts
+        all_stats = np.zeros((self.num_transition, policy.family.n_stats), np.float32)
+        all_states = policy.initial_states(self.num_transition)
+        states = th.from_numpy(policy.initial_states(len(steps))).to(policy.device)
+        policy.set_training_mode(False)
+        while len(steps):  # one step of every trajectory that goes on
+            with th.no_grad():
+                stats, after = policy(self.inputs_for(model, steps), states)
+            all_stats[steps], all_states[steps] = stats.cpu().numpy(), states.cpu().numpy()
+            goes_on = steps < lasts
+            steps, lasts, states = steps[goes_on] + 1, lasts[goes_on], after[th.from_numpy(goes_on).to(after.device)]
+        return all_stats, all_states
+
     def actions_for(self, model: Agent) -> np.ndarray:
         """
         :param model: an ACER that is to act so
@@ -191,7 +210,7 @@ class ExpertDataset:
         if time_limit is not None and time_limit < 2:
             raise ValueError(f"time_limit must be None or at least 2, got {time_limit!r}")
         actions, buffer = self.actions_for(model), model.replay_buffer
-        mu, states = _play_back(model, self)
+        mu, states = self.play_back(model)
         if behaviour == "expert":
             mu = _around(model.policy, actions, mu, epsilon)
         steps, following, ended, cut = self._transitions(time_limit)
@@ -268,31 +287,6 @@ def _check(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
     return starts
 
 
-def _inputs(model: Agent, dataset: ExpertDataset, steps: np.ndarray) -> th.Tensor:
-    """Observations of some steps as the policy gets them."""
-    observations: Any = dataset.observations_for(model, steps)
-    normalize = model.get_vec_normalize_env()
-    if normalize is not None:
-        observations = normalize.normalize_obs(observations)
-    return th.as_tensor(observations, device=model.policy.device)
-
-
-def _play_back(model: Agent, dataset: ExpertDataset) -> tuple[np.ndarray, np.ndarray]:
-    """The policy's statistics at each step, ``[N, P]``, and what it remembers before it, ``[N, W]``."""
-    policy, steps, lasts = model.policy, dataset.starts, dataset.lasts
-    all_stats = np.zeros((dataset.num_transition, policy.family.n_stats), np.float32)
-    all_states = policy.initial_states(dataset.num_transition)
-    states = th.from_numpy(policy.initial_states(len(steps))).to(policy.device)
-    policy.set_training_mode(False)
-    while len(steps):  # of all trajectories at once
-        with th.no_grad():
-            stats, after = policy(_inputs(model, dataset, steps), states)
-        all_stats[steps], all_states[steps] = stats.cpu().numpy(), states.cpu().numpy()
-        goes_on = steps < lasts
-        steps, lasts, states = steps[goes_on] + 1, lasts[goes_on], after[th.from_numpy(goes_on).to(after.device)]
-    return all_stats, all_states
-
-
 def _around(policy: ACERPolicy, actions: np.ndarray, stats: np.ndarray, epsilon: float) -> np.ndarray:
     """Statistics of distributions around the actions taken, ``[N, P]``, from those of the policy."""
     family = policy.family
@@ -301,95 +295,3 @@ def _around(policy: ACERPolicy, actions: np.ndarray, stats: np.ndarray, epsilon:
     uniform = family.statistics(th.zeros(family.n_outputs), None)
     mixed: np.ndarray = ((1 - epsilon) * family.encode(th.from_numpy(actions)) + epsilon * uniform).numpy()
     return mixed
-
-
-def behaviour_cloning(
-    model: AgentType,
-    dataset: ExpertDataset,
-    n_epochs: int = 10,
-    learning_rate: float = 1e-4,
-    adam_epsilon: float = 1e-8,
-    val_interval: int | None = None,
-) -> AgentType:
-    """
-    Fit the policy to demonstrations by maximum likelihood, with Adam, and make the average policy equal to it. The
-    critic's own weights and reinforcement learning's optimiser are left alone. A recurrent policy learns from sequences
-    as long as those that it replays, from what it remembers where they begin.
-
-    Where actions are continuous, no standard deviation gets below a tenth of half the action's range. A deterministic
-    expert's is 0: there would be neither exploration nor importance ratios to go on with. A VecNormalize that has seen
-    nothing yet takes its statistics of observations from the demonstrations.
-
-    :param model: an ACER
-    :param dataset: the demonstrations
-    :param n_epochs: passes through the training part
-    :param learning_rate: learning rate
-    :param adam_epsilon: Adam's epsilon
-    :param val_interval: epochs between reports of the losses, which are printed if the agent's ``verbose`` is above 0;
-        by default a tenth of ``n_epochs``
-    :return: the agent
-    :raises ValueError: if observations or actions are not the agent's
-    """
-    policy, n_epochs = model.policy, int(n_epochs)
-    val_interval = val_interval or max(n_epochs // 10, 1)
-    n_steps = model.replay_buffer.n_steps if policy.state_size else 1
-    optimizer = th.optim.Adam(policy.parameters(), lr=learning_rate, eps=adam_epsilon)
-    actions = th.as_tensor(dataset.actions_for(model), device=policy.device)
-    states = policy.initial_states(dataset.num_transition)
-    least_log_std = _least_log_std(model)
-    _acquaint(model, dataset)
-    for epoch in range(1, n_epochs + 1):
-        if policy.state_size:
-            states = _play_back(model, dataset)[1]
-        policy.set_training_mode(True)
-        losses = []
-        for steps in dataset.batches("train", n_steps):
-            loss = _loss(model, dataset, actions, states, steps)
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            if policy.log_std is not None:
-                policy.log_std.data.clamp_(min=least_log_std)
-            losses.append(loss.item())
-        policy.set_training_mode(False)
-        if model.verbose > 0 and epoch % val_interval == 0:
-            batches = dataset.batches("val", n_steps)
-            with th.no_grad():
-                validation = [_loss(model, dataset, actions, states, steps).item() for steps in batches]
-            means = f"training loss {np.mean(losses):.6f}, validation loss {np.mean(validation or [np.nan]):.6f}"
-            print(f"epoch {epoch} of {n_epochs}: {means}")
-    optimizer.zero_grad()
-    model.average_policy.load_state_dict(policy.state_dict())
-    return model
-
-
-def _loss(
-    model: Agent, dataset: ExpertDataset, actions: th.Tensor, all_states: np.ndarray, sequences: np.ndarray
-) -> th.Tensor:
-    """Minus the mean log-likelihood of sequences of steps, ``[T, B]``."""
-    policy, log_probs = model.policy, []
-    states = th.as_tensor(all_states[sequences[0]], device=policy.device)
-    for steps in sequences:
-        stats, states = policy(_inputs(model, dataset, steps), states)
-        log_probs.append(policy.family.log_prob(stats, actions[steps]))
-        states = states * th.as_tensor(~dataset.ends[steps, np.newaxis], device=states.device)
-    return -th.stack(log_probs).mean()
-
-
-def _least_log_std(model: Agent) -> th.Tensor | None:
-    space, log_std = model.action_space, model.policy.log_std
-    if log_std is None or not isinstance(space, spaces.Box):
-        return None
-    half_range = (space.high.astype(np.float64) - space.low).reshape(-1) / 2
-    least = np.log(LEAST_STD * np.where(np.isfinite(half_range) & (half_range > 0), half_range, 1))
-    return th.minimum(log_std.detach(), th.as_tensor(least).to(log_std))
-
-
-def _acquaint(model: Agent, dataset: ExpertDataset) -> None:
-    """Otherwise the first rollouts would change what the cloned policy sees."""
-    normalize = model.get_vec_normalize_env()
-    if normalize is None or not normalize.norm_obs or not normalize.training:
-        return
-    seen = normalize.obs_rms
-    if isinstance(seen, RunningMeanStd) and seen.count < 1:
-        seen.update(dataset.observations_for(model, np.arange(dataset.num_transition)))

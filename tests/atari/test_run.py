@@ -13,12 +13,13 @@ import pytest
 import torch as th
 from stable_baselines3.common.monitor import load_results
 
-from sb3_acer import ACER, atari, run_atari
+from sb3_acer import ACER
 from sb3_acer.atari import AtariVecEnv, make_atari_vec_env
+from sb3_acer.atari import run as run_module
+from sb3_acer.atari.run import find_checkpoint, main, make_parser, save_checkpoint
 from sb3_acer.hyperparams import hyperparams
-from sb3_acer.run_atari import find_checkpoint, main, make_parser, save_checkpoint
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.filterwarnings("ignore:replay will never start")
 SHORT: tuple[str, ...] = (
     "--env",
@@ -35,7 +36,7 @@ SHORT += ("--save-freq", "80", "--log-interval", "1", "--device", "cpu")
 
 @pytest.fixture(autouse=True)
 def _short_games(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(atari, "make_atari_vec_env", partial(make_atari_vec_env, max_frames=100))
+    monkeypatch.setattr(run_module, "make_atari_vec_env", partial(make_atari_vec_env, max_frames=100))
 
 
 def run(folder: Path, *arguments: str) -> None:
@@ -124,15 +125,15 @@ def test_a_run_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
 def test_a_signal_ends_a_run_that_can_be_continued(
     number: signal.Signals, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    on_step = run_atari.Run._on_step
+    on_step = run_module.Run._on_step
 
-    def interrupted(callback: run_atari.Run) -> bool:
+    def interrupted(callback: run_module.Run) -> bool:
         if callback.num_timesteps == 130:  # in the midst of a rollout
             os.kill(os.getpid(), number)
         return on_step(callback)
 
     handler = signal.getsignal(number)
-    monkeypatch.setattr(run_atari.Run, "_on_step", interrupted)
+    monkeypatch.setattr(run_module.Run, "_on_step", interrupted)
     with pytest.raises(SystemExit) as exited:
         run(tmp_path)
     assert exited.value.code == 128 + number
@@ -179,8 +180,10 @@ def test_what_cannot_be_run_ends_with_one_line(tmp_path: Path) -> None:
 
 
 def test_without_ale_py_a_run_names_the_extra() -> None:
-    code = "import sys; sys.modules['ale_py'] = None; from sb3_acer.run_atari import main; main([])"
-    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    code = "import sys; sys.modules['ale_py'] = None; from sb3_acer.__main__ import main; sys.exit(main())"
+    result = subprocess.run(
+        [sys.executable, "-c", code, "run-atari"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     message = 'sb3-acer run-atari: Atari games need ale-py 0.12.1 or later: pip install "sb3-acer[atari]"'
     assert result.stderr.splitlines() == [message]
-    assert result.returncode == 1
+    assert result.returncode == 2

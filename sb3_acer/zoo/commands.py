@@ -1,51 +1,39 @@
-"""rl-zoo with ACER registered: its own scripts, its own arguments, this package's hyperparameters.
+"""
+The commands of ``sb3-acer``: rl-zoo's own scripts with their own arguments, ACER registered, and this package's
+hyperparameters filled in.
 
 Imported by the command line only, so that ``import sb3_acer`` needs none of what rl-zoo needs.
 """
 
 import argparse
 import inspect
-import random
 import runpy
 import shlex
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
-from copy import copy
 from functools import partial
 from io import StringIO
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from unittest.mock import patch
 
-import numpy as np
 import optuna
 import rl_zoo3.enjoy
 import rl_zoo3.train
 import rl_zoo3.utils
-from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter
-from optuna.storages import BaseStorage, JournalStorage, RDBStorage
-from optuna.storages.journal import JournalFileBackend
-from rl_zoo3.exp_manager import ExperimentManager
 from rl_zoo3.utils import get_model_path
-from sqlalchemy.exc import SQLAlchemyError
-from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.evaluation import evaluate_policy
-from stable_baselines3.common.monitor import load_results
-from stable_baselines3.common.results_plotter import X_TIMESTEPS, ts2xy, window_func
 
-from sb3_acer import __version__, migration, run_atari
-from sb3_acer.registration import N_ENVS_RANGE, nearest_trial, register, sample_acer_params, suggest
-from sb3_acer.screen import draw_offscreen, ffmpeg_on_path, figures_saved, watchable_env
+from sb3_acer import __version__
+from sb3_acer.sb2_compat import migration
+from sb3_acer.zoo.display import draw_offscreen, ffmpeg_on_path, figures_saved, watchable_env
+from sb3_acer.zoo.experiment import LOG_FOLDER, Experiment, command
+from sb3_acer.zoo.registration import register
+from sb3_acer.zoo.study import open_storage, whole_path
 
-HYPERPARAMS = Path(__file__).with_name("hyperparams") / "acer.yml"
-ZOO_PATH = Path(__file__).with_name("zoo_path")
-LOG_FOLDER = "logs"  # where the zoo's train saves; its other scripts would look in rl-trained-agents
-EVAL_EPISODES = 100
-
+HYPERPARAMS = Path(__file__).parents[1] / "hyperparams" / "acer.yml"
+ZOO_PATH = Path(__file__).with_name("path")
 # `sb3-acer train` alone: a progress bar instead of tables; networks this small are fastest on one CPU core.
 FIRST_RUN = ["--progress", "--log-interval=-2", "--n-eval-envs=5", "--device=cpu", "--num-threads=1"]
 
@@ -56,142 +44,6 @@ SEARCH += ["--eval-episodes=20", "--n-eval-envs=5", "--num-threads=1"]
 
 SAVED_AGENT = ["--algo", "acer", "-f", LOG_FOLDER]
 SAVED_LOGS = ["-a", "acer", "-e", "CartPole-v1", "-f", LOG_FOLDER]
-
-
-class TrialNumber(int):
-    """A number that is true even as 0, since the zoo would take trial 0 for none, and train with the entry's values."""
-
-    def __bool__(self) -> bool:
-        return True
-
-
-class Rerun:
-    """A trial that is run again: with the values it has, and judged by nothing on the way."""
-
-    def __init__(self, trial: optuna.Trial) -> None:
-        self.trial = trial
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.trial, name)
-
-    def report(self, value: float, step: int) -> None:
-        pass
-
-    def should_prune(self) -> bool:
-        return False
-
-
-class Experiment(ExperimentManager):
-    """The zoo's experiment, which ends with a report on what it has saved or found."""
-
-    n_runs = 1
-    """runs of a trial: its value is their mean"""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        if self.trial_id is not None:
-            self.trial_id = TrialNumber(self.trial_id)
-
-    def objective(self, trial: optuna.Trial) -> float:
-        experiment = copy(self)  # trials run side by side in threads
-        if self.algo == "acer":
-            if "n_envs" not in (self.custom_hyperparams or {}):
-                suggest(trial, N_ENVS_RANGE)
-                experiment.n_envs = 2 ** trial.params["n_envs_pow"]
-            sampled = sample_acer_params(trial, self.n_actions, experiment.n_envs, {})
-            # As train --trial-id will normalise; the zoo's trials take the entry's gamma.
-            experiment.normalize_kwargs = {**self.normalize_kwargs, "gamma": sampled["gamma"]}
-        rewards: list[float] = [super(Experiment, experiment).objective(trial)]
-        for run in range(1, self.n_runs):
-            rewards.append(super(Experiment, experiment).objective(cast(optuna.Trial, Rerun(trial))))
-            trial.report(np.mean(rewards).item(), self.n_evaluations + run)
-            if trial.should_prune():
-                raise optuna.TrialPruned
-        return np.mean(rewards).item()
-
-    def hyperparameters_optimization(self) -> None:
-        if self.storage:
-            storage = open_storage(self.storage)  # which the zoo would try once
-            if self.algo == "acer" and self.study_name:
-                begin_study(storage, self.study_name, nearest_trial(self._hyperparams, self.n_envs))
-        try:
-            super().hyperparameters_optimization()
-        except ValueError as error:
-            sys.exit(f"No best trial: {error}")
-
-    def save_trained_model(self, model: BaseAlgorithm) -> None:
-        super().save_trained_model(model)
-        agent = f"{self.save_path}/{self.env_name}.zip"
-        print(f"Agent: {agent}")
-        self.draw_learning_curve()
-        if self.eval_freq > 0:  # else the user has asked for no evaluation, maybe because there is only one environment
-            self.evaluate(model, agent)
-        print(f"To watch the agent: {command('enjoy', self.algo, self.env_name.gym_id, self.log_folder)}")
-
-    def evaluate(self, model: BaseAlgorithm, agent: str) -> None:
-        kind = "deterministic" if self.deterministic_eval else "stochastic"
-        print(f"Evaluating over {EVAL_EPISODES} episodes ({kind} actions)", flush=True)
-        self.verbose = 0
-        self.trained_agent = agent  # the zoo then loads this run's VecNormalize statistics instead of starting new ones
-        self.eval_env_kwargs = self.eval_env_kwargs or self.env_kwargs
-        env = self.create_envs(self.n_eval_envs, eval_env=True)
-        mean, std = evaluate_policy(model, env, EVAL_EPISODES, deterministic=self.deterministic_eval)
-        env.close()
-        print(f"Mean reward: {mean:.2f} +/- {std:.2f}")
-
-    def draw_learning_curve(self) -> None:
-        episodes = load_results(self.save_path)
-        if len(episodes) == 0:
-            print("Learning curve: none, as no episode ended")
-            return
-        steps, rewards = ts2xy(episodes, X_TIMESTEPS)
-        figure = learning_curve(steps, rewards, f"{self.algo.upper()} on {self.env_name.gym_id}")
-        path = f"{self.save_path}/learning_curve.png"
-        figure.savefig(path, dpi=150)
-        print(f"Learning curve: {path}")
-
-
-def learning_curve(steps: np.ndarray, rewards: np.ndarray, title: str) -> Figure:
-    """Every episode's reward and their running mean, over the environment steps taken."""
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axes = figure.add_subplot()
-    axes.scatter(steps, rewards, s=9, color="tab:blue", alpha=0.3, linewidths=0, label="episode")
-    window = min(100, len(rewards), max(5, len(rewards) // 10))
-    mean_steps, means = window_func(steps, rewards, window, np.mean)
-    axes.plot(mean_steps, means, color="tab:blue", linewidth=2, label=f"mean of the last {window} episodes")
-    axes.set(title=title, xlabel="environment steps", ylabel="episode reward")
-    axes.margins(x=0.02)
-    axes.set_xlim(left=0)
-    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.3)
-    axes.legend(frameon=False, loc="best")
-    return figure
-
-
-def open_storage(storage: str, attempts: int = 8) -> BaseStorage:
-    """
-    A study's storage: a journal file, whose name ends in .log, or a database by its URL.
-
-    Workers that start at once on a new database all make its tables: who comes second fails, and finds them later.
-    """
-    if storage.endswith(".log"):
-        Path(storage).parent.mkdir(parents=True, exist_ok=True)
-        return JournalStorage(JournalFileBackend(storage))
-    try:
-        return RDBStorage(storage)
-    except SQLAlchemyError:
-        if attempts == 1:
-            raise
-    time.sleep(random.uniform(0.1, 0.5))
-    return open_storage(storage, attempts - 1)
-
-
-def begin_study(storage: BaseStorage, name: str, params: dict[str, Any]) -> None:
-    """Make a study, if there is none of that name, whose first trial will have these params."""
-    if name not in optuna.get_all_study_names(storage):
-        study = optuna.create_study(storage=storage, study_name=name, direction="maximize", load_if_exists=True)
-        study.enqueue_trial(params, skip_if_exists=True)  # workers that start at once are several here
 
 
 def find_agent(exp_id: int, folder: str, algo: str, env_name: Any, *which: Any) -> tuple[str, str, str]:
@@ -208,12 +60,6 @@ def find_agent(exp_id: int, folder: str, algo: str, env_name: Any, *which: Any) 
         sys.exit(f"No saved agent: {error}. To make one: {command('train', algo, env_name.gym_id, folder)}")
     print(said.getvalue(), end="")
     return found
-
-
-def command(name: str, algo: str, env_id: str, folder: str) -> str:
-    """The command line that a user would type: without what is filled in anyway."""
-    options = {"--algo": (algo, "acer"), "--env": (env_id, "CartPole-v1"), "-f": (folder, LOG_FOLDER)}
-    return f"sb3-acer {name}" + "".join(f" {key} {value}" for key, (value, usual) in options.items() if value != usual)
 
 
 def run_zoo(name: str, script: Callable[[], object], defaults: list[str], arguments: list[str]) -> None:
@@ -302,16 +148,6 @@ def tune(arguments: list[str]) -> None:
     print(f"To train with the best trial: {same('train', '--trial-id', str(best))}")
 
 
-def whole_path(storage: str) -> str:
-    """A study's storage as a worker in another folder has to name it."""
-    path = storage.removeprefix("sqlite:///")
-    if path == storage and not storage.endswith(".log"):
-        if "://" not in storage:
-            sys.exit(f"sb3-acer tune: --storage must end in .log or be the URL of a database, got {storage!r}")
-        return storage
-    return storage.removesuffix(path) + str(Path(path).absolute())
-
-
 def enjoy(arguments: list[str]) -> None:
     """watch a saved agent, or write a video of it where there is no screen"""
     with patch.multiple(rl_zoo3.enjoy, get_model_path=find_agent, create_test_env=watchable_env):
@@ -376,6 +212,19 @@ def zoo_path(arguments: list[str]) -> None:
     print(ZOO_PATH)
 
 
+def run_atari(arguments: list[str]) -> None:
+    """train on an Atari game, as stable-baselines' run_atari did
+
+    The folder then holds progress.csv, the scores of all games (*.monitor.csv), checkpoints, and agent.zip. Ctrl-C
+    saves as well, and --resume goes on from there; it knows the arguments of before, and takes others instead.
+    """
+    try:
+        from sb3_acer.atari import run
+    except ImportError as error:
+        sys.exit(f"sb3-acer run-atari: {error}")
+    run.main(arguments)
+
+
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "train": train,
     "enjoy": enjoy,
@@ -389,7 +238,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "push-to-hub": push_to_hub,
     "zoo-path": zoo_path,
     "migrate": migration.main,
-    "run-atari": run_atari.main,
+    "run-atari": run_atari,
 }
 
 

@@ -10,8 +10,9 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 
 from sb3_acer.buffer import SequenceReplayBuffer
+from sb3_acer.demonstrations.cloning import behaviour_cloning
+from sb3_acer.demonstrations.dataset import ExpertDataset
 from sb3_acer.policies import ACERPolicy
-from sb3_acer.pretrain import ExpertDataset, behaviour_cloning
 
 SelfInterface = TypeVar("SelfInterface", bound="StableBaselinesInterface")
 
@@ -104,7 +105,7 @@ class StableBaselinesInterface(BaseAlgorithm):
         adam_epsilon: float = 1e-8,
         val_interval: int | None = None,
     ) -> SelfInterface:
-        """Clone the policy that demonstrated, see :func:`~sb3_acer.pretrain.behaviour_cloning`."""
+        """Clone the policy that demonstrated, see :func:`~sb3_acer.demonstrations.cloning.behaviour_cloning`."""
         return behaviour_cloning(self, dataset, n_epochs, learning_rate, adam_epsilon, val_interval)
 
     def setup_model(self) -> None:

@@ -10,7 +10,7 @@ import torch as th
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from torch import nn
 
-from sb3_acer.rmsprop import RMSpropTF
+from sb3_acer.parameters import RMSpropTF
 
 SHAPES = ((16, 4), (16,), (3, 2, 4, 4), (1,), ())
 DEFAULTS: dict[str, Any] = {"lr": 7e-4, "alpha": 0.99, "eps": 1e-5}

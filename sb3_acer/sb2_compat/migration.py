@@ -1,7 +1,7 @@
 """
 Agents that stable-baselines' ACER saved, as agents of this package: weights, arguments, observation statistics.
 
-Their files are not trusted: :mod:`sb3_acer.untrusted` reads them, and nothing of theirs runs.
+Their files are not trusted: :mod:`sb3_acer.sb2_compat.pickles` reads them, and nothing of theirs runs.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize, 
 from torch import nn
 
 from sb3_acer.acer import ACER
-from sb3_acer.old_networks import (
+from sb3_acer.sb2_compat.networks import (
     ACTIVATIONS,
     Network,
     fit_network,
@@ -37,7 +37,7 @@ from sb3_acer.old_networks import (
     make_policy_kwargs,
     set_weights,
 )
-from sb3_acer.untrusted import (
+from sb3_acer.sb2_compat.pickles import (
     PickleReader,
     Record,
     listed,

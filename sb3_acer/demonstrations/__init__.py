@@ -1,0 +1,1 @@
+"""Demonstrations: recording, reading, cloning and replaying them."""

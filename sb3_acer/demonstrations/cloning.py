@@ -1,0 +1,107 @@
+"""Behaviour cloning: the policy is fitted to demonstrations by maximum likelihood."""
+
+from typing import TypeVar
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.running_mean_std import RunningMeanStd
+
+from sb3_acer.demonstrations.dataset import Agent, ExpertDataset
+
+LEAST_STD = 0.1
+"""Cloning makes no standard deviation less than this share of half the action's range."""
+
+AgentType = TypeVar("AgentType", bound=Agent)
+
+
+def behaviour_cloning(
+    model: AgentType,
+    dataset: ExpertDataset,
+    n_epochs: int = 10,
+    learning_rate: float = 1e-4,
+    adam_epsilon: float = 1e-8,
+    val_interval: int | None = None,
+) -> AgentType:
+    """
+    Fit the policy to demonstrations by maximum likelihood, with Adam, and make the average policy equal to it. The
+    critic's own weights and reinforcement learning's optimiser are left alone. A recurrent policy learns from sequences
+    as long as those that it replays, from what it remembers where they begin.
+
+    Where actions are continuous, no standard deviation gets below a tenth of half the action's range. A deterministic
+    expert's is 0: there would be neither exploration nor importance ratios to go on with. A VecNormalize that has seen
+    nothing yet takes its statistics of observations from the demonstrations.
+
+    :param model: an ACER
+    :param dataset: the demonstrations
+    :param n_epochs: passes through the training part
+    :param learning_rate: learning rate
+    :param adam_epsilon: Adam's epsilon
+    :param val_interval: epochs between reports of the losses, which are printed if the agent's ``verbose`` is above 0;
+        by default a tenth of ``n_epochs``
+    :return: the agent
+    :raises ValueError: if observations or actions are not the agent's
+    """
+    policy, n_epochs = model.policy, int(n_epochs)
+    val_interval = val_interval or max(n_epochs // 10, 1)
+    n_steps = model.replay_buffer.n_steps if policy.state_size else 1
+    optimizer = th.optim.Adam(policy.parameters(), lr=learning_rate, eps=adam_epsilon)
+    actions = th.as_tensor(dataset.actions_for(model), device=policy.device)
+    states = policy.initial_states(dataset.num_transition)
+    least_log_std = _least_log_std(model)
+    _acquaint(model, dataset)
+    for epoch in range(1, n_epochs + 1):
+        if policy.state_size:
+            states = dataset.play_back(model)[1]
+        policy.set_training_mode(True)
+        losses = []
+        for steps in dataset.batches("train", n_steps):
+            loss = _loss(model, dataset, actions, states, steps)
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            if policy.log_std is not None:
+                policy.log_std.data.clamp_(min=least_log_std)
+            losses.append(loss.item())
+        policy.set_training_mode(False)
+        if model.verbose > 0 and epoch % val_interval == 0:
+            batches = dataset.batches("val", n_steps)
+            with th.no_grad():
+                validation = [_loss(model, dataset, actions, states, steps).item() for steps in batches]
+            means = f"training loss {np.mean(losses):.6f}, validation loss {np.mean(validation or [np.nan]):.6f}"
+            print(f"epoch {epoch} of {n_epochs}: {means}")
+    optimizer.zero_grad()
+    model.average_policy.load_state_dict(policy.state_dict())
+    return model
+
+
+def _loss(
+    model: Agent, dataset: ExpertDataset, actions: th.Tensor, all_states: np.ndarray, sequences: np.ndarray
+) -> th.Tensor:
+    """Minus the mean log-likelihood of sequences of steps, ``[T, B]``."""
+    policy, log_probs = model.policy, []
+    states = th.as_tensor(all_states[sequences[0]], device=policy.device)
+    for steps in sequences:
+        stats, states = policy(dataset.inputs_for(model, steps), states)
+        log_probs.append(policy.family.log_prob(stats, actions[steps]))
+        states = states * th.as_tensor(~dataset.ends[steps, np.newaxis], device=states.device)
+    return -th.stack(log_probs).mean()
+
+
+def _least_log_std(model: Agent) -> th.Tensor | None:
+    space, log_std = model.action_space, model.policy.log_std
+    if log_std is None or not isinstance(space, spaces.Box):
+        return None
+    half_range = (space.high.astype(np.float64) - space.low).reshape(-1) / 2
+    least = np.log(LEAST_STD * np.where(np.isfinite(half_range) & (half_range > 0), half_range, 1))
+    return th.minimum(log_std.detach(), th.as_tensor(least).to(log_std))
+
+
+def _acquaint(model: Agent, dataset: ExpertDataset) -> None:
+    """Otherwise the first rollouts would change what the cloned policy sees."""
+    normalize = model.get_vec_normalize_env()
+    if normalize is None or not normalize.norm_obs or not normalize.training:
+        return
+    seen = normalize.obs_rms
+    if isinstance(seen, RunningMeanStd) and seen.count < 1:
+        seen.update(dataset.observations_for(model, np.arange(dataset.num_transition)))

@@ -1,0 +1,1 @@
+"""What stable-baselines' users bring along: its method names, and agents that it saved."""

@@ -1,0 +1,1 @@
+"""The command line: rl-zoo's scripts with ACER registered."""

@@ -1,0 +1,138 @@
+"""rl-zoo's experiment, which ends with a report: the agent's score, its learning curve, and the next command."""
+
+import sys
+from copy import copy
+from typing import Any, cast
+
+import numpy as np
+import optuna
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
+from rl_zoo3.exp_manager import ExperimentManager
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.monitor import load_results
+from stable_baselines3.common.results_plotter import X_TIMESTEPS, ts2xy, window_func
+
+from sb3_acer.zoo.registration import N_ENVS_RANGE, nearest_trial, sample_acer_params, suggest
+from sb3_acer.zoo.study import begin_study, open_storage
+
+LOG_FOLDER = "logs"  # where the zoo's train saves; its other scripts would look in rl-trained-agents
+EVAL_EPISODES = 100
+
+
+class TrialNumber(int):
+    """A number that is true even as 0, since the zoo would take trial 0 for none, and train with the entry's values."""
+
+    def __bool__(self) -> bool:
+        return True
+
+
+class Rerun:
+    """A trial that is run again: with the values it has, and judged by nothing on the way."""
+
+    def __init__(self, trial: optuna.Trial) -> None:
+        self.trial = trial
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.trial, name)
+
+    def report(self, value: float, step: int) -> None:
+        pass
+
+    def should_prune(self) -> bool:
+        return False
+
+
+class Experiment(ExperimentManager):
+    """The zoo's experiment, which ends with a report on what it has saved or found."""
+
+    n_runs = 1
+    """runs of a trial: its value is their mean"""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.trial_id is not None:
+            self.trial_id = TrialNumber(self.trial_id)
+
+    def objective(self, trial: optuna.Trial) -> float:
+        experiment = copy(self)  # trials run side by side in threads
+        if self.algo == "acer":
+            if "n_envs" not in (self.custom_hyperparams or {}):
+                suggest(trial, N_ENVS_RANGE)
+                experiment.n_envs = 2 ** trial.params["n_envs_pow"]
+            sampled = sample_acer_params(trial, self.n_actions, experiment.n_envs, {})
+            # As train --trial-id will normalise; the zoo's trials take the entry's gamma.
+            experiment.normalize_kwargs = {**self.normalize_kwargs, "gamma": sampled["gamma"]}
+        rewards: list[float] = [super(Experiment, experiment).objective(trial)]
+        for run in range(1, self.n_runs):
+            rewards.append(super(Experiment, experiment).objective(cast(optuna.Trial, Rerun(trial))))
+            trial.report(np.mean(rewards).item(), self.n_evaluations + run)
+            if trial.should_prune():
+                raise optuna.TrialPruned
+        return np.mean(rewards).item()
+
+    def hyperparameters_optimization(self) -> None:
+        if self.storage:
+            storage = open_storage(self.storage)  # which the zoo would try once
+            if self.algo == "acer" and self.study_name:
+                begin_study(storage, self.study_name, nearest_trial(self._hyperparams, self.n_envs))
+        try:
+            super().hyperparameters_optimization()
+        except ValueError as error:
+            sys.exit(f"No best trial: {error}")
+
+    def save_trained_model(self, model: BaseAlgorithm) -> None:
+        super().save_trained_model(model)
+        agent = f"{self.save_path}/{self.env_name}.zip"
+        print(f"Agent: {agent}")
+        self.draw_learning_curve()
+        if self.eval_freq > 0:  # else the user has asked for no evaluation, maybe because there is only one environment
+            self.evaluate(model, agent)
+        print(f"To watch the agent: {command('enjoy', self.algo, self.env_name.gym_id, self.log_folder)}")
+
+    def evaluate(self, model: BaseAlgorithm, agent: str) -> None:
+        kind = "deterministic" if self.deterministic_eval else "stochastic"
+        print(f"Evaluating over {EVAL_EPISODES} episodes ({kind} actions)", flush=True)
+        self.verbose = 0
+        self.trained_agent = agent  # the zoo then loads this run's VecNormalize statistics instead of starting new ones
+        self.eval_env_kwargs = self.eval_env_kwargs or self.env_kwargs
+        env = self.create_envs(self.n_eval_envs, eval_env=True)
+        mean, std = evaluate_policy(model, env, EVAL_EPISODES, deterministic=self.deterministic_eval)
+        env.close()
+        print(f"Mean reward: {mean:.2f} +/- {std:.2f}")
+
+    def draw_learning_curve(self) -> None:
+        episodes = load_results(self.save_path)
+        if len(episodes) == 0:
+            print("Learning curve: none, as no episode ended")
+            return
+        steps, rewards = ts2xy(episodes, X_TIMESTEPS)
+        figure = learning_curve(steps, rewards, f"{self.algo.upper()} on {self.env_name.gym_id}")
+        path = f"{self.save_path}/learning_curve.png"
+        figure.savefig(path, dpi=150)
+        print(f"Learning curve: {path}")
+
+
+def learning_curve(steps: np.ndarray, rewards: np.ndarray, title: str) -> Figure:
+    """Every episode's reward and their running mean, over the environment steps taken."""
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.add_subplot()
+    axes.scatter(steps, rewards, s=9, color="tab:blue", alpha=0.3, linewidths=0, label="episode")
+    window = min(100, len(rewards), max(5, len(rewards) // 10))
+    mean_steps, means = window_func(steps, rewards, window, np.mean)
+    axes.plot(mean_steps, means, color="tab:blue", linewidth=2, label=f"mean of the last {window} episodes")
+    axes.set(title=title, xlabel="environment steps", ylabel="episode reward")
+    axes.margins(x=0.02)
+    axes.set_xlim(left=0)
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False, loc="best")
+    return figure
+
+
+def command(name: str, algo: str, env_id: str, folder: str) -> str:
+    """The command line that a user would type: without what is filled in anyway."""
+    options = {"--algo": (algo, "acer"), "--env": (env_id, "CartPole-v1"), "-f": (folder, LOG_FOLDER)}
+    return f"sb3-acer {name}" + "".join(f" {key} {value}" for key, (value, usual) in options.items() if value != usual)
