@@ -1,0 +1,161 @@
+"""What an expert does is what is recorded."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+
+from sb3_acer.demonstrations.dataset import ExpertDataset
+from sb3_acer.demonstrations.recording import generate_expert_traj
+from tests.demonstrations.conftest import SPACES, Shows, an_agent, old_arrays, quiet, save
+from tests.helpers import Constant, Recorder
+
+
+class Watcher:
+    """An expert who always does the same, and remembers what it was shown."""
+
+    def __init__(self) -> None:
+        self.shown: list[np.ndarray] = []
+
+    def __call__(self, observation: np.ndarray) -> int:
+        self.shown.append(observation)
+        return 0
+
+
+@pytest.mark.parametrize("action_space", SPACES, ids=str)
+def test_what_was_recorded_is_what_the_file_holds(action_space: spaces.Space[Any], tmp_path: Path) -> None:
+    model = an_agent(Recorder(action_space))
+    arrays = generate_expert_traj(model, tmp_path / "new" / "expert", n_episodes=3)
+    with np.load(tmp_path / "new" / "expert.npz") as file:
+        assert set(file) == set(arrays)
+        for key in arrays:
+            np.testing.assert_array_equal(file[key], arrays[key])
+            assert file[key].dtype == arrays[key].dtype
+    assert arrays["actions"].shape == (21, *(action_space.shape or (1,)))
+    dataset = ExpertDataset(tmp_path / "new" / "expert.npz", verbose=0)
+    recorded = np.array(model.env.get_attr("actions")[0])  # type: ignore[union-attr]
+    np.testing.assert_array_equal(dataset.actions.reshape(recorded.shape), recorded)
+    np.testing.assert_array_equal(model.policy.family.to_env(dataset.actions_for(model)), recorded)
+
+
+def test_observations_rewards_and_ends_are_the_environments_own_where_the_expert_is_shown_normalised_ones() -> None:
+    env = VecNormalize(make_vec_env(lambda: Recorder(length=4), 1))
+    arrays = generate_expert_traj(an_agent(env), n_episodes=2)
+    np.testing.assert_array_equal(arrays["obs"], [(0, 0), (1, 1), (2, 2), (3, 3), (0, 4), (1, 5), (2, 6), (3, 7)])
+    np.testing.assert_array_equal(arrays["rewards"], np.arange(1, 9))
+    np.testing.assert_array_equal(arrays["episode_returns"], [10, 26])
+    np.testing.assert_array_equal(np.flatnonzero(arrays["episode_starts"]), [0, 4])
+    np.testing.assert_allclose(arrays["final_obs"], [(4, 4), (4, 8)], rtol=1e-5)
+
+
+@pytest.mark.parametrize("terminates", [True, False])
+def test_a_time_limit_is_no_terminal_state(terminates: bool) -> None:
+    arrays = generate_expert_traj(lambda observation: 0, env=Constant(terminates), n_episodes=2)
+    assert arrays["truncated"].tolist() == [not terminates] * 2
+
+
+def test_a_function_gets_what_its_environment_shows() -> None:
+    single = generate_expert_traj(lambda observation: int(observation[0]) % 3, env=Recorder(), n_episodes=1)
+    venv = DummyVecEnv([Recorder])
+    several = generate_expert_traj(lambda observations: observations[:, 0].astype(int) % 3, env=venv, n_episodes=1)
+    for arrays in (single, several):
+        np.testing.assert_array_equal(arrays["actions"][:, 0], np.arange(7) % 3)
+
+
+def test_an_agent_learns_first_and_goes_on_after() -> None:
+    model = an_agent(Recorder(), n_steps=20)
+    generate_expert_traj(model, n_timesteps=20, n_episodes=1)
+    assert model.num_timesteps == 20
+    model.learn(20, reset_num_timesteps=False)
+    assert model.num_timesteps == 40
+    assert model.replay_buffer.latest().observations[0, 0, 0] == 0  # type: ignore[index]
+
+
+def test_of_several_environments_the_first_is_recorded() -> None:
+    model = an_agent(make_vec_env(Recorder, 3))
+    with pytest.warns(UserWarning, match="first of 3"):
+        arrays = generate_expert_traj(model, n_episodes=2)
+    assert arrays["episode_starts"].sum() == 2
+    assert len(arrays["obs"]) == 14
+
+
+def test_a_recurrent_agent_remembers_as_long_as_an_episode_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = an_agent(Recorder(length=3), "MlpLstmPolicy")
+    given: list[tuple[Any, Any]] = []
+    predict = model.predict
+
+    def spy(observation: Any, state: Any, episode_start: Any) -> Any:
+        given.append((state, bool(episode_start[0])))
+        return predict(observation, state, episode_start)
+
+    monkeypatch.setattr(model, "predict", spy)
+    generate_expert_traj(model, n_episodes=2)
+    assert [start for _, start in given] == [True, False, False] * 2
+    assert all(state is not None for state, _ in given[1:])
+
+
+@pytest.mark.parametrize("n_channels", [1, 3, 4])
+def test_images_are_read_as_they_were_recorded(n_channels: int, tmp_path: Path) -> None:
+    space = spaces.Box(0, 255, (40, 36, n_channels), np.uint8)
+    expert = Watcher()
+    arrays = generate_expert_traj(
+        expert, tmp_path / "here" / "expert", Shows(space), n_episodes=1, image_folder="images"
+    )
+    assert arrays["obs"].tolist() == [f"images/{step}.png" for step in range(5)]
+    model = an_agent(DummyVecEnv([lambda: Shows(space)]), "CnnPolicy", policy_kwargs={})
+    moved = (tmp_path / "here").rename(tmp_path / "there")
+    dataset = ExpertDataset(moved / "expert.npz", verbose=0)
+    first_channels = np.moveaxis(np.stack(expert.shown), -1, 1)
+    np.testing.assert_array_equal(dataset.observations_for(model, np.arange(5)), first_channels)
+    assert dataset.observations_for(model, np.array([5])).shape == (1, n_channels, 40, 36)
+
+
+def test_an_image_is_written_as_stable_baselines_wrote_it(tmp_path: Path) -> None:
+    cv2 = pytest.importorskip("cv2")
+    for n_channels in (3, 4):
+        expert, env = Watcher(), Shows(spaces.Box(0, 255, (40, 36, n_channels), np.uint8))
+        path = tmp_path / str(n_channels) / "expert"
+        generate_expert_traj(expert, path, env, n_episodes=1)
+        image = cv2.imread(str(path.parent / "recorded_images" / "0.png"), cv2.IMREAD_UNCHANGED)
+        np.testing.assert_array_equal(image, expert.shown[0][..., ::-1] if n_channels == 3 else expert.shown[0])
+
+
+def test_images_named_by_a_path_from_elsewhere_are_found_beside_the_file(tmp_path: Path) -> None:
+    env = Shows(spaces.Box(0, 255, (40, 36, 1), np.uint8))
+    arrays = generate_expert_traj(lambda image: 0, tmp_path / "expert", env, n_episodes=1)
+    old = {key: arrays[key] for key in old_arrays()}
+    old["obs"] = np.array([f"some/folder/{name}" for name in arrays["obs"]])
+    model = an_agent(DummyVecEnv([lambda: env]), "CnnPolicy", policy_kwargs={})
+    dataset = ExpertDataset(save(tmp_path / "old.npz", old), verbose=0)
+    assert dataset.observations_for(model, np.arange(5)).shape == (5, 1, 40, 36)
+    with pytest.raises(ValueError, match=r"obs must hold paths.*got 'some/folder/recorded_images/0.png'"):
+        quiet(old).observations_for(model, np.arange(5))
+
+
+def test_images_without_opencv_are_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cv2", None)
+    env = Shows(spaces.Box(0, 255, (40, 36, 1), np.uint8))
+    with pytest.raises(ImportError, match=r"pip install sb3-acer\[atari\]"):
+        generate_expert_traj(lambda image: 0, tmp_path / "expert", env, n_episodes=1)
+    arrays = generate_expert_traj(lambda image: 0, None, env, n_episodes=1)
+    assert arrays["obs"].shape == (5, 40, 36, 1)
+
+
+def test_a_recording_that_cannot_be_made_is_refused() -> None:
+    with pytest.raises(ValueError, match="env must be given"):
+        generate_expert_traj(lambda observation: 0)
+    with pytest.raises(ValueError, match="n_episodes must be at least 1, got 0"):
+        generate_expert_traj(lambda observation: 0, env=Recorder(), n_episodes=0)
+    with pytest.raises(ValueError, match="observation_space must not be a Dict"):
+        generate_expert_traj(lambda observation: 0, env=Shows(spaces.Dict({"a": spaces.Discrete(2)})))
+
+
+def test_opencv_is_not_needed_for_numbers() -> None:
+    code = "import sys; sys.modules['cv2'] = sys.modules['matplotlib'] = None; import sb3_acer.demonstrations.cloning"
+    subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=True)

@@ -1,0 +1,112 @@
+"""What the tests of the command line share: runs of it, and the folders that they leave."""
+
+import os
+import subprocess
+import sys
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+import rl_zoo3.enjoy
+import rl_zoo3.exp_manager
+import rl_zoo3.hyperparams_opt
+import rl_zoo3.train
+import rl_zoo3.utils
+import yaml
+
+from sb3_acer.zoo import commands, experiment, study
+
+ROOT = Path(commands.__file__).parents[2]
+
+
+HYPERPARAMS: dict[str, dict[str, Any]] = yaml.safe_load(commands.HYPERPARAMS.read_text())
+
+
+SHORT_RUN = ("--env", "CartPole-v1", "-n", "600", "--seed", "1", "--num-threads", "1", "-params", "replay_start:100")
+
+
+SEARCH = ("-n", "100", "--n-trials", "2", "--n-evaluations", "1", "--eval-episodes", "2", "--no-optim-plots")
+
+
+def command_line(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "sb3_acer", *arguments]
+
+
+def environment(*path: Path) -> dict[str, str]:
+    """A machine without a screen, whose Python finds this package."""
+    env = {key: value for key, value in os.environ.items() if key not in ("DISPLAY", "WAYLAND_DISPLAY")}
+    paths = [*map(str, path), str(ROOT), env.get("PYTHONPATH", "")]
+    return env | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+
+
+def python(*arguments: str, cwd: Path, path: tuple[Path, ...] = ()) -> "subprocess.CompletedProcess[str]":
+    """Run this Python as a user's shell would."""
+    program = [sys.executable, *arguments]
+    return subprocess.run(program, cwd=cwd, env=environment(*path), capture_output=True, text=True, timeout=300)
+
+
+def sb3_acer(*arguments: str, cwd: Path) -> str:
+    """Run the command line and return what it prints."""
+    result = python("-m", "sb3_acer", *arguments, cwd=cwd)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def sb3_acer_here(*arguments: str, cwd: Path) -> str:
+    """The same in this process, which is quicker."""
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(StringIO()) as printed:
+        patch.chdir(cwd)
+        patch.setattr(sys, "argv", sys.argv)
+        patch.setattr(experiment, "EVAL_EPISODES", 2)
+        for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+            patch.delenv(name, raising=False)
+        patch.setenv("SDL_VIDEODRIVER", "dummy")  # which the code sets, and which is to be put back
+        patch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
+        assert commands.main([*arguments]) == 0
+    return printed.getvalue()
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A folder in which a short training has run, and what it has printed."""
+    folder = tmp_path_factory.mktemp("trained")
+    return folder, sb3_acer("train", *SHORT_RUN, "--n-eval-envs", "5", cwd=folder)
+
+
+@pytest.fixture(scope="session")
+def continued(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A folder in which a training with all that is saved on the way has run, then another that goes on from there."""
+    folder = tmp_path_factory.mktemp("continued")
+    saved = ("-tb", "tensorboard", "--log-interval", "1", "--save-freq", "200", "--save-replay-buffer")
+    evaluated = ("--eval-freq", "100", "--eval-episodes", "3", "--n-eval-envs", "2")
+    run = (*saved, *evaluated, *SHORT_RUN, "normalize:True", "n_envs:2", "-n", "448")  # seven rollouts of 32 steps
+    sb3_acer_here("train", *run, cwd=folder)
+    return folder, sb3_acer_here("train", "-i", "logs/acer/CartPole-v1_1/CartPole-v1.zip", *run, cwd=folder)
+
+
+@pytest.fixture
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working folder for a command that runs in this process."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    return tmp_path
+
+
+def finished_trials(storage: str, study_name: str = "acer-CartPole-v1") -> list[optuna.trial.FrozenTrial]:
+    trials = optuna.load_study(storage=study.open_storage(storage), study_name=study_name).trials
+    assert all(trial.state in (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED) for trial in trials)
+    assert [trial.number for trial in trials] == list(range(len(trials)))
+    return trials
+
+
+def arguments_of_train(*arguments: str, command: str = "train") -> list[str]:
+    """What the zoo's train finds in ``sys.argv``."""
+    seen: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", sys.argv)
+        patch.setattr(rl_zoo3.train, "train", lambda: seen.extend(sys.argv[1:]))
+        assert commands.main([command, *arguments]) == 0
+    return seen

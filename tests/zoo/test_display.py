@@ -1,0 +1,119 @@
+"""Videos and pictures where there is no screen."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from matplotlib import pyplot as plt
+from stable_baselines3.common.vec_env import DummyVecEnv
+
+from sb3_acer.zoo import display
+from tests.zoo.conftest import (
+    sb3_acer_here,
+)
+
+
+@pytest.mark.parametrize(
+    ("screen", "should_render", "filmed"), [("", True, True), ("", False, False), (":0", True, False)]
+)
+def test_only_a_screen_that_is_not_there_is_replaced(
+    screen: str, should_render: bool, filmed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, Any] = {}
+
+    def create_test_env(env_id: str, **kwargs: Any) -> DummyVecEnv:
+        seen.update(kwargs)
+        return DummyVecEnv([lambda: gym.make(env_id)])
+
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setenv("DISPLAY", screen)
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    for name in ("SDL_VIDEODRIVER", "MUJOCO_GL"):  # which the code sets, and which are to be put back
+        monkeypatch.setenv(name, "dummy")
+    monkeypatch.setattr(display, "create_test_env", create_test_env)
+    given: dict[str, Any] = {"stats_path": str(tmp_path / "CartPole-v1"), "env_kwargs": {"render_mode": None}}
+    env = display.watchable_env("CartPole-v1", should_render=should_render, **given)
+    assert isinstance(env, display.Film) == filmed
+    if not filmed:
+        assert seen == {**given, "should_render": should_render}
+
+
+def test_without_moviepy_the_video_is_a_gif(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from PIL import Image
+
+    monkeypatch.setitem(sys.modules, "moviepy", None)
+    frames = [np.full((8, 8, 3), 20 * step, dtype=np.uint8) for step in range(5)]
+    path = display.write_film(frames, 50, tmp_path / "videos" / "Env-v1")
+    assert path == tmp_path / "videos" / "Env-v1.gif"
+    with Image.open(path) as film:
+        assert getattr(film, "n_frames", 1) == 5
+
+
+def test_an_environment_that_cannot_be_drawn_is_run_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(mode: str | None = None) -> None:
+        raise OSError("no display")
+
+    env = DummyVecEnv([lambda: gym.make("CartPole-v1", render_mode="rgb_array")])
+    monkeypatch.setattr(env, "render", broken)
+    film = display.Film(env, tmp_path / "film")
+    film.reset()
+    for _ in range(3):
+        film.step(np.array([0]))
+        film.render("human")
+    film.close()
+    assert capsys.readouterr().out.count("No video") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_ffmpeg_of_the_system_is_preferred(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ffmpeg").write_text("")
+    (tmp_path / "ffmpeg").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with display.ffmpeg_on_path() as found:
+        assert found
+        assert os.environ["PATH"] == str(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def plotted(continued: tuple[Path, str]) -> tuple[Path, str]:
+    """A folder in which every plot has been drawn, and what was printed."""
+    folder = continued[0]
+    printed = sb3_acer_here("plot-train", "-w", "3", cwd=folder)
+    printed += sb3_acer_here("all-plots", "--no-million", "-o", "results", cwd=folder)
+    printed += sb3_acer_here("plot-from-file", "-i", "results", "--no-million", "--boxplot", cwd=folder)
+    return folder, printed
+
+
+def test_without_a_screen_plots_are_pictures(plotted: tuple[Path, str]) -> None:
+    folder, printed = plotted
+    pictures = [line.removeprefix("Figure: ") for line in printed.splitlines() if line.startswith("Figure: ")]
+    names = ("Training_Episodic_Reward", "Results_CartPole-v1", "Sensitivity_plot", "Sensitivity_box_plot")
+    assert set(pictures) == {f"logs/plots/{name}.png" for name in names}
+    for picture in pictures:
+        colours = plt.imread(folder / picture)
+        assert colours.std() > 0.05
+    assert not plt.get_fignums()
+
+
+def test_plots_show_every_run(plotted: tuple[Path, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = []
+    monkeypatch.setattr(plt, "show", lambda: shown.append(plt.gca().get_legend_handles_labels()[1]))
+    monkeypatch.setattr(plt, "get_backend", lambda: "TkAgg")  # a screen: figures stay with matplotlib
+    sb3_acer_here("plot-train", "-w", "3", cwd=plotted[0])
+    plt.close("all")
+    assert [sorted(names) for names in shown] == [["CartPole-v1_1", "CartPole-v1_2"]]
+
+
+def test_enjoy_writes_a_video_where_there_is_no_screen(trained: tuple[Path, str]) -> None:
+    printed = sb3_acer_here("enjoy", "-n", "60", cwd=trained[0])
+    assert sum("No screen" in line for line in printed.splitlines()) == 1
+    (line,) = (line for line in printed.splitlines() if line.startswith("Video of 60 steps: "))
+    video = trained[0] / line.removeprefix("Video of 60 steps: ")
+    assert video.name in ("CartPole-v1.mp4", "CartPole-v1.gif")
+    assert video.stat().st_size > 0

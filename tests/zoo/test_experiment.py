@@ -1,0 +1,251 @@
+"""What training and tuning leave behind and report."""
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import optuna
+import pytest
+import yaml
+from rl_zoo3.exp_manager import ExperimentManager
+
+from sb3_acer import ACER
+from sb3_acer.zoo import commands, experiment, registration
+from sb3_acer.zoo.registration import convert_acer_params
+from tests.zoo.conftest import HYPERPARAMS, SEARCH, SHORT_RUN, finished_trials, sb3_acer_here
+
+
+def test_train_says_where_the_agent_is_and_how_good_it_is(trained: tuple[Path, str]) -> None:
+    folder, printed = trained
+    lines = printed.splitlines()
+    assert "Agent: logs/acer/CartPole-v1_1/CartPole-v1.zip" in lines
+    assert "Learning curve: logs/acer/CartPole-v1_1/learning_curve.png" in lines
+    (mean,) = (line for line in lines if line.startswith("Mean reward: "))
+    reward, deviation = map(float, mean.removeprefix("Mean reward: ").split(" +/- "))
+    assert 1 <= reward <= 500
+    assert deviation >= 0
+    assert "To watch the agent: sb3-acer enjoy" in lines
+    assert isinstance(ACER.load(folder / "logs/acer/CartPole-v1_1/CartPole-v1.zip"), ACER)
+    assert (folder / "logs/acer/CartPole-v1_1/learning_curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_train_leaves_what_the_zoos_own_script_leaves_and_the_picture(trained: tuple[Path, str]) -> None:
+    run = trained[0] / "logs/acer/CartPole-v1_1"
+    assert {str(path.relative_to(run)) for path in run.rglob("*") if path.is_file() and "videos" not in path.parts} == {
+        "CartPole-v1.zip",
+        "CartPole-v1/args.yml",
+        "CartPole-v1/command.txt",
+        "CartPole-v1/config.yml",
+        "CartPole-v1/vecnormalize.pkl",
+        "0.monitor.csv",
+        "1.monitor.csv",
+        "learning_curve.png",
+    }
+    arguments = yaml.unsafe_load((run / "CartPole-v1/args.yml").read_text())
+    arguments = dict(arguments)
+    assert (arguments["algo"], arguments["n_timesteps"], arguments["seed"]) == ("acer", 600, 1)
+    assert arguments["conf_file"] == str(commands.HYPERPARAMS)
+
+
+def test_the_final_evaluation_sees_observations_normalised_as_in_training(
+    shell: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(experiment, "EVAL_EPISODES", 2)
+    assert commands.main(["train", *SHORT_RUN, "normalize:True"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.index("Evaluating over 2 episodes") < printed.index("Loading saved VecNormalize stats")
+
+
+def test_who_asks_for_no_evaluation_gets_none(shell: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert commands.main(["train", "--eval-freq", "-1", *SHORT_RUN]) == 0
+    printed = capsys.readouterr().out
+    assert "Agent: logs" in printed
+    assert "Evaluating" not in printed
+
+
+def test_training_saves_all_that_it_is_asked_to(continued: tuple[Path, str]) -> None:
+    run = continued[0] / "logs/acer/CartPole-v1_1"
+    agents = {"CartPole-v1.zip", "best_model.zip", "rl_model_200_steps.zip", "rl_model_400_steps.zip"}
+    records = {"replay_buffer.pkl", "0.monitor.csv", "1.monitor.csv", "evaluations.npz", "learning_curve.png"}
+    assert {path.name for path in run.iterdir() if path.is_file()} == agents | records
+    assert (run / "CartPole-v1/vecnormalize.pkl").exists()
+    evaluations = np.load(run / "evaluations.npz")
+    np.testing.assert_array_equal(evaluations["timesteps"], [100, 200, 300, 400])
+    assert evaluations["results"].shape == (4, 3)
+
+
+def test_tensorboard_gets_what_acer_logs(continued: tuple[Path, str]) -> None:
+    (run,) = (continued[0] / "tensorboard/CartPole-v1").glob("ACER_1")
+    event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    events = event_accumulator.EventAccumulator(str(run)).Reload()
+    tags = set(events.Tags()["scalars"])
+    assert {"train/trust_region_active", "train/q_loss", "eval/mean_reward", "rollout/ep_rew_mean"} <= tags
+    assert events.Scalars("train/q_loss")[-1].step == 448
+
+
+def test_training_goes_on_with_the_agent_and_its_replay_buffer(continued: tuple[Path, str]) -> None:
+    folder, printed = continued
+    assert "Loading pretrained agent" in printed
+    assert "Loading replay buffer" in printed
+    models = []
+    for run in (1, 2):
+        path = folder / f"logs/acer/CartPole-v1_{run}"
+        models.append(ACER.load(path / "CartPole-v1.zip"))
+        models[-1].load_replay_buffer(path / "replay_buffer.pkl")
+    first, second = (model.replay_buffer.size() for model in models)
+    assert (first, second) == (224, 448)
+    assert models[1]._n_updates > models[0]._n_updates
+
+
+@pytest.mark.parametrize("frame_stack", [2, 3])
+def test_frames_are_stacked_over_normalised_observations(frame_stack: int, shell: Path) -> None:
+    """Every off-policy class of SB3 crashes there: https://github.com/DLR-RM/stable-baselines3/issues/693"""
+    entry = {**HYPERPARAMS["CartPole-v1"], "normalize": True, "frame_stack": frame_stack, "n_envs": 2}
+    (shell / "both.yml").write_text(yaml.safe_dump({"CartPole-v1": entry}))
+    sb3_acer_here("train", "-conf", "both.yml", *SHORT_RUN, cwd=shell)
+    model = ACER.load(shell / "logs/acer/CartPole-v1_1/CartPole-v1.zip")
+    assert model.observation_space.shape == (4 * frame_stack,)
+    assert model._n_updates > 600 // 64
+    assert "Mean reward: " in sb3_acer_here("enjoy", "--no-render", "-n", "300", cwd=shell)
+
+
+def test_the_curve_is_a_running_mean_over_the_steps_taken() -> None:
+    steps, rewards = np.arange(20, 2020, 20), np.arange(100.0)
+    (axes,) = experiment.learning_curve(steps, rewards, "ACER on X").axes
+    assert (axes.get_title(), axes.get_xlabel(), axes.get_ylabel()) == (
+        "ACER on X",
+        "environment steps",
+        "episode reward",
+    )
+    (line,) = axes.lines
+    np.testing.assert_allclose(np.asarray(line.get_xydata(), float), np.stack((steps[9:], rewards[9:] - 4.5), axis=1))
+
+
+@pytest.mark.parametrize("n", [1, 2, 11])
+def test_few_episodes_are_a_curve_too(n: int) -> None:
+    (axes,) = experiment.learning_curve(np.arange(1, n + 1), np.ones(n), "").axes
+    assert len(np.asarray(axes.lines[0].get_xydata())) == max(1, n - 4)
+
+
+def test_a_search_begins_with_the_entry_and_once(shell: Path) -> None:
+    for n_trials in (1, 2):
+        sb3_acer_here("tune", *SEARCH, "--n-trials", "1", "-params", "gamma:0.97", cwd=shell)
+        first, *others = [convert_acer_params(trial.params) for trial in finished_trials("logs/acer/CartPole-v1.log")]
+        assert len(others) == n_trials - 1
+    entry = HYPERPARAMS["CartPole-v1"]
+    for name in (
+        "n_envs",
+        "n_steps",
+        "batch_size",
+        "replay_ratio",
+        "learning_rate",
+        "ent_coef",
+        "ent_schedule",
+        "delta",
+    ):
+        assert first[name] == entry[name]
+    assert first["gamma"] == pytest.approx(0.97)
+    assert first not in others
+
+
+def test_an_agent_can_be_trained_with_any_trial_of_a_search(shell: Path) -> None:
+    printed = sb3_acer_here("tune", *SEARCH, "--n-trials", "3", cwd=shell)
+    trials = finished_trials("logs/acer/CartPole-v1.log")
+    assert len(trials) == 3
+    assert len(list(shell.glob("logs/acer/report_*.csv"))) == 1
+    assert "Agent:" not in printed
+    *_, last = printed.splitlines()
+    best = max(trials, key=lambda trial: trial.value or 0).number
+    assert last.startswith("To train with the best trial: sb3-acer train ")
+    assert last.endswith(f" --trial-id {best}")
+    words = shlex.split(last.removeprefix("To train with the best trial: sb3-acer "))
+    for trial in trials:  # trial 0, which the zoo would take for none, among them
+        sb3_acer_here(*words[:-1], str(trial.number), "-n", "100", cwd=shell)
+        run = shell / f"logs/acer/CartPole-v1_{trial.number + 2}"  # the search has made the first
+        config = dict(yaml.unsafe_load((run / "CartPole-v1/config.yml").read_text()))
+        assert config == HYPERPARAMS["CartPole-v1"] | convert_acer_params(trial.params)
+        assert len(list(run.glob("*.monitor.csv"))) == config["n_envs"] == 2 ** trial.params["n_envs_pow"]
+        assert ACER.load(run / "CartPole-v1.zip").gamma == 1 - trial.params["one_minus_gamma"]
+
+
+def test_a_trial_normalises_and_acts_as_the_training_with_it_will(shell: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    class Spy(ACER):
+        def _setup_model(self) -> None:
+            super()._setup_model()
+            seen.append(self)
+
+    monkeypatch.setattr(registration, "ACER", Spy)
+    more = ("normalize:True", 'policy:"MlpLstmPolicy"')
+    sb3_acer_here("tune", *SEARCH, "--env", "Pendulum-v1", "-params", *more, cwd=shell)
+    for model, trial in zip(seen, finished_trials("logs/acer/Pendulum-v1.log", "acer-Pendulum-v1"), strict=True):
+        drawn = convert_acer_params(trial.params)
+        normalize = model.get_vec_normalize_env()
+        assert normalize is not None
+        assert (normalize.gamma, model.gamma, model.n_envs) == (drawn["gamma"], drawn["gamma"], drawn["n_envs"])
+        assert {"lstm_hidden_size", "log_std_init"} <= drawn["policy_kwargs"].keys() <= model.policy_kwargs.keys()
+        assert model.burn_in == drawn["burn_in"]
+
+
+def test_a_trial_of_several_runs_is_worth_their_mean(shell: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one_run, runs = ExperimentManager.objective, []
+
+    def spy(self: ExperimentManager, trial: optuna.Trial) -> float:
+        reward: float = one_run(self, trial)
+        runs.append((reward, dict(trial.params)))
+        return reward
+
+    monkeypatch.setattr(ExperimentManager, "objective", spy)
+    more = ("--env", "Pendulum-v1", "-params", 'policy:"MlpLstmPolicy"', "n_envs:2")
+    printed = sb3_acer_here("tune", *SEARCH, "--n-trials", "1", "--n-runs", "3", *more, cwd=shell)
+    assert "--n-runs 3" in printed.splitlines()[0]
+    assert "--n-runs" not in printed.splitlines()[-1]
+    (trial,) = finished_trials("logs/acer/Pendulum-v1.log", "acer-Pendulum-v1")
+    rewards = [reward for reward, _ in runs]
+    assert len(set(rewards)) == 3
+    assert [params for _, params in runs] == [trial.params] * 3
+    assert trial.value == pytest.approx(np.mean(rewards))
+    assert trial.intermediate_values == pytest.approx({1: rewards[0], 2: np.mean(rewards[:2]), 3: np.mean(rewards)})
+
+
+def test_a_trial_whose_second_run_disappoints_is_pruned(shell: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rewards = iter([3.0, 3.0, 3.0, 3.0, 0.0])
+    monkeypatch.setattr(ExperimentManager, "objective", lambda self, trial: next(rewards))
+    sb3_acer_here("tune", *SEARCH, "--n-startup-trials", "1", "--n-runs", "3", cwd=shell)
+    first, second = finished_trials("logs/acer/CartPole-v1.log")
+    assert (first.value, second.intermediate_values) == (3.0, {2: 1.5})
+    assert second.state is optuna.trial.TrialState.PRUNED
+
+
+def test_the_number_of_environments_is_not_drawn_where_it_is_given(shell: Path) -> None:
+    sb3_acer_here("tune", *SEARCH, "--n-trials", "1", "-params", "n_envs:3", cwd=shell)
+    assert "n_envs_pow" not in finished_trials("logs/acer/CartPole-v1.log")[0].params
+
+
+class Broken(gym.Wrapper[Any, Any, Any, Any]):
+    """Of the environments made, those of the first trial's training give rewards that are not numbers."""
+
+    n_made = 0
+
+    def __init__(self) -> None:
+        super().__init__(gym.make("CartPole-v1"))
+        Broken.n_made += 1
+        self.is_broken = Broken.n_made == 2  # the first tells the zoo the action space
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        observation, reward, *rest = super().step(action)
+        return (observation, np.nan if self.is_broken else reward, *rest)
+
+
+@pytest.mark.filterwarnings("ignore:.*The reward is a NaN value")
+def test_a_trial_that_meets_a_nan_is_pruned_and_the_search_goes_on(shell: Path) -> None:
+    gym.register("Broken-v0", lambda **_: Broken())
+    search = ("tune", *SEARCH, "--n-eval-envs", "1", "--n-trials", "1", "--env", "Broken-v0", "-params", "n_envs:1")
+    with pytest.raises(SystemExit, match="No best trial: No trials are completed yet"):
+        sb3_acer_here(*search, cwd=shell)
+    sb3_acer_here(*search, cwd=shell)
+    states = [trial.state.name for trial in finished_trials("logs/acer/Broken-v0.log", "acer-Broken-v0")]
+    assert states == ["PRUNED", "COMPLETE"]

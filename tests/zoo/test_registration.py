@@ -1,0 +1,194 @@
+"""ACER in rl-zoo: its tables, the tuner's draws, and the entries of hyperparameters."""
+
+import warnings
+from argparse import Namespace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import optuna
+import pytest
+import rl_zoo3.enjoy
+import rl_zoo3.exp_manager
+import rl_zoo3.hyperparams_opt
+import rl_zoo3.train
+import rl_zoo3.utils
+from rl_zoo3.exp_manager import ExperimentManager
+
+from sb3_acer import ACER
+from sb3_acer.hyperparams import old_zoo
+from sb3_acer.zoo import commands, registration
+from sb3_acer.zoo.registration import convert_acer_params, nearest_trial, sample_acer_params
+from tests.zoo.conftest import HYPERPARAMS
+
+# Of each entry that names no environment, one that the zoo takes for it.
+STAND_INS = MappingProxyType({"default": "BipedalWalker-v3", "atari": "ALE/Pong-v5"})
+
+
+def new_study(seed: int, policy: str = "MlpPolicy") -> optuna.Study:
+    """As the zoo begins one."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed))
+    study.set_user_attr("policy", policy)
+    return study
+
+
+def test_registering_changes_the_dicts_that_every_module_of_the_zoo_reads() -> None:
+    registration.register()
+    for module in (rl_zoo3.utils, rl_zoo3.train, rl_zoo3.enjoy, rl_zoo3.exp_manager):
+        assert module.__dict__["ALGOS"]["acer"] is ACER
+    for module in (rl_zoo3.hyperparams_opt, rl_zoo3.exp_manager):
+        assert module.__dict__["HYPERPARAMS_SAMPLER"]["acer"] is sample_acer_params
+        assert module.__dict__["HYPERPARAMS_CONVERTER"]["acer"] is convert_acer_params
+
+
+POLICIES = ("MlpPolicy", "MlpLstmPolicy")
+
+
+SPACES = MappingProxyType({"CartPole-v1": 0, "Pendulum-v1": 1})
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("n_actions", SPACES.values())
+def test_converting_a_trials_params_gives_what_the_sampler_gave(policy: str, n_actions: int) -> None:
+    study = new_study(0, policy)
+    for _ in range(100):
+        asked = study.ask()
+        sampled = sample_acer_params(asked, n_actions, 1, {})
+        assert convert_acer_params(asked.params) == sampled
+        study.enqueue_trial(asked.params)
+        assert sample_acer_params(study.ask(), n_actions, 1, {}) == sampled
+
+
+def test_a_fixed_trial_is_sampled_as_it_is() -> None:
+    asked = new_study(0).ask()
+    sampled = sample_acer_params(asked, 0, 1, {})
+    assert sample_acer_params(optuna.trial.FixedTrial(asked.params), 0, 1, {}) == sampled
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("env_id", SPACES)
+def test_every_draw_is_an_acer_that_replays(policy: str, env_id: str) -> None:
+    study = new_study(1, policy)
+    for _ in range(5):
+        sampled = sample_acer_params(study.ask(), SPACES[env_id], 1, {})
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # ACER warns where replay can never start
+            model = ACER(policy, env_id, **sampled)
+        for name in sampled.keys() - {"lr_schedule", "policy_kwargs"}:
+            assert getattr(model, name) == sampled[name]
+        assert model.policy_kwargs == sampled["policy_kwargs"]
+        assert isinstance(model.policy.optimizer, sampled["policy_kwargs"]["optimizer_class"])
+
+
+def test_what_learns_fast_is_drawn_often() -> None:
+    study = new_study(2)
+    draws = [sample_acer_params(study.ask(), 0, 1, {}) for _ in range(300)]
+    assert np.mean([4 <= draw["replay_ratio"] <= 16 for draw in draws]) > 0.4
+    assert np.mean([8 <= draw["batch_size"] <= 16 for draw in draws]) > 0.4
+    assert np.mean([16 <= draw["n_steps"] <= 32 for draw in draws]) > 0.4
+    rates = np.log10([draw["learning_rate"] for draw in draws])
+    np.testing.assert_allclose(np.histogram(rates, 2, (-4, np.log10(5e-3)))[0] / 300, 0.5, atol=0.1)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("n_actions", SPACES.values())
+def test_the_trial_nearest_to_what_a_trial_drew_is_that_trial(policy: str, n_actions: int) -> None:
+    study = new_study(3, policy)
+    for _ in range(100):
+        asked = study.ask()
+        drawn = sample_acer_params(asked, n_actions, 1, {})
+        params = nearest_trial(drawn, n_envs=4)
+        assert params["n_envs_pow"] == 2
+        assert {name: params[name] for name in asked.params} == pytest.approx(asked.params)
+
+
+def test_the_trial_nearest_to_the_defaults_is_within_the_ranges_and_leaves_out_what_they_do_not_have() -> None:
+    params = nearest_trial({}, n_envs=4)
+    assert (params["n_steps_pow"], params["batch_size_pow"], params["buffer_size_pow"]) == (4, 2, 12)  # of 20, 4, 5000
+    assert (params["net_arch"], params["activation_fn"], params["optimizer"]) == ("small", "tanh", "rmsprop")
+    assert nearest_trial({"ent_coef": 0.0, "replay_ratio": 100}, 1) == params | {
+        "ent_coef": 1e-5,
+        "replay_ratio": 32,
+        "n_envs_pow": 0,
+        "batch_size_pow": 2,
+    }
+    others = {"learning_rate": lambda progress: 1e-3 * progress, "ent_schedule": "middle_drop"}
+    assert params.keys() - nearest_trial(others | {"policy_kwargs": {"net_arch": [400]}}, 4).keys() == {
+        "learning_rate",
+        "ent_schedule",
+        "net_arch",
+    }
+
+
+def test_memory_and_noise_are_drawn_where_there_is_any() -> None:
+    memory = {"lstm_hidden_size_pow", "critic_lstm", "burn_in_share"}
+    noise = {"log_std_init", "n_action_samples"}
+    for policy, is_recurrent in (("MlpPolicy", False), ("CnnLnLstmPolicy", True)):
+        for n_actions in (0, 2):
+            asked = new_study(0, policy).ask()
+            sample_acer_params(asked, n_actions, 1, {})
+            expected = (memory if is_recurrent else set()) | (noise if n_actions else set())
+            assert asked.params.keys() & (memory | noise) == expected
+
+
+@pytest.mark.parametrize(
+    ("learning_rate", "lr_schedule", "at_start", "half_way"),
+    [("lin_6e-4", "constant", 6e-4, 3e-4), (6e-4, "linear", 6e-4, 3e-4), (6e-4, "constant", 6e-4, 6e-4)],
+)
+def test_a_learning_rate_is_scheduled_as_an_entry_says(
+    learning_rate: Any, lr_schedule: str, at_start: float, half_way: float, shell: Path
+) -> None:
+    registration.register()
+    hyperparams = {"learning_rate": learning_rate, "lr_schedule": lr_schedule}
+    options: dict[str, Any] = {"eval_freq": -1, "hyperparams": hyperparams, "verbose": 0}
+    prepared = ExperimentManager(
+        Namespace(), "acer", "CartPole-v1", "logs", config=str(commands.HYPERPARAMS), **options
+    ).setup_experiment()
+    assert prepared is not None
+    schedule = prepared[0].lr_schedule
+    assert (schedule(1), schedule(0.5)) == pytest.approx((at_start, half_way))
+
+
+def test_every_entry_has_what_the_zoo_needs() -> None:
+    assert {"default", "atari"} <= HYPERPARAMS.keys()
+    assert all(entry["n_timesteps"] >= 1 for entry in HYPERPARAMS.values())
+
+
+# Copies: the zoo takes things out of what a module holds.
+ENTRIES = [
+    pytest.param(config, name, dict(settings), id=f"{config_name}-{name}")
+    for config_name, config, entries in (
+        ("acer.yml", str(commands.HYPERPARAMS), HYPERPARAMS),
+        ("old_zoo", old_zoo.__name__, old_zoo.hyperparams),
+    )
+    for name, settings in entries.items()
+]
+
+
+@pytest.mark.parametrize(("config", "entry", "expected"), ENTRIES)
+def test_every_entry_makes_an_acer_of_its_settings(
+    config: str, entry: str, expected: dict[str, Any], shell: Path
+) -> None:
+    registration.register()
+    env_id = STAND_INS.get(entry, entry)
+    experiment = ExperimentManager(
+        Namespace(),
+        "acer",
+        env_id,
+        "logs",
+        eval_freq=-1,
+        hyperparams={"n_envs": 2},
+        verbose=0,
+        config=config,
+    )
+    prepared = experiment.setup_experiment()
+    assert prepared is not None
+    model, settings = prepared
+    assert isinstance(model, ACER)
+    assert settings == {**expected, "n_envs": 2}
+    for name in settings.keys() & {"n_steps", "replay_ratio", "buffer_size", "ent_coef", "batch_size", "gamma"}:
+        assert getattr(model, name) == settings[name]
+    assert model.env is not None
+    model.env.close()
