@@ -36,7 +36,7 @@ class OldNames:
         self._callback.update_locals({**locals_, **self._old_locals(locals_)})
 
 
-class StableBaselinesInterface(RolloutAlgorithm):
+class StableBaselinesInterface(BaseAlgorithm):
     """Methods of stable-baselines' agents, for an agent that has an average policy."""
 
     policy: ACERPolicy
