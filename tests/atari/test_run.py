@@ -3,9 +3,8 @@
 import json
 import os
 import signal
-import subprocess
 import sys
-from functools import partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,29 +13,36 @@ import torch as th
 from stable_baselines3.common.monitor import load_results
 
 from sb3_acer import ACER
+from sb3_acer.__main__ import main as command_line
 from sb3_acer.atari import AtariVecEnv, make_atari_vec_env
 from sb3_acer.atari import run as run_module
 from sb3_acer.atari.run import find_checkpoint, main, make_parser, save_checkpoint
 from sb3_acer.hyperparams import hyperparams
 
-ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.filterwarnings("ignore:replay will never start")
-SHORT: tuple[str, ...] = (
-    "--env",
-    "PongNoFrameskip-v4",
-    "--num-timesteps",
-    "160",
-    "--n-envs",
-    "2",
-    "--buffer-size",
-    "60",
-)
-SHORT += ("--save-freq", "80", "--log-interval", "1", "--device", "cpu")
+SHORT: tuple[str, ...] = ("--env=PongNoFrameskip-v4", "--num-timesteps=160", "--n-envs=2", "--buffer-size=60")
+SHORT += ("--save-freq=80", "--log-interval=1", "--device=cpu")
+
+
+@cache
+def short_games(env_id: str, n_envs: int) -> AtariVecEnv:
+    """Made once and never seeded: a game takes a sixth of a second to read its ROM, and reads it for each seed."""
+    return make_atari_vec_env(env_id, n_envs, max_frames=100, screen_size=36)
 
 
 @pytest.fixture(autouse=True)
-def _short_games(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_module, "make_atari_vec_env", partial(make_atari_vec_env, max_frames=100))
+def seeds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Games of 100 frames for every run; the seeds that they are given."""
+    given: list[int] = []
+
+    def games(env_id: str, n_envs: int, seed: int) -> AtariVecEnv:
+        given.append(seed)
+        return short_games(env_id, n_envs)
+
+    monkeypatch.setattr(run_module, "make_atari_vec_env", games)
+    monkeypatch.setattr(AtariVecEnv, "seed", lambda self, seed: given.append(seed))
+    monkeypatch.setattr(AtariVecEnv, "close", lambda self: None)
+    return given
 
 
 def run(folder: Path, *arguments: str) -> None:
@@ -107,9 +113,11 @@ def test_a_run_leaves_logs_scores_checkpoints_and_an_agent(
     assert "mean score of the last 6 games" in printed
 
 
-def test_a_run_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
+def test_a_run_goes_on_from_its_last_checkpoint(tmp_path: Path, seeds: list[int]) -> None:
     run(tmp_path, "--seed", "3", "--policy", "lstm")
     resume(tmp_path, "--num-timesteps", "3.2e2")
+    assert set(seeds) == {3, 163}
+    assert seeds[-1] == 163  # other games than those of the start
     agent = ACER.load(tmp_path / "agent.zip", device="cpu")
     assert (agent.num_timesteps, agent.seed) == (320, 3)
     assert agents(tmp_path) == {80, 160, 240, 320}
@@ -179,11 +187,13 @@ def test_what_cannot_be_run_ends_with_one_line(tmp_path: Path) -> None:
         run(tmp_path)
 
 
-def test_without_ale_py_a_run_names_the_extra() -> None:
-    code = "import sys; sys.modules['ale_py'] = None; from sb3_acer.__main__ import main; sys.exit(main())"
-    result = subprocess.run(
-        [sys.executable, "-c", code, "run-atari"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+def test_without_ale_py_a_run_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "ale_py", None)
+    for name in [name for name in sys.modules if name.startswith("sb3_acer.atari")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "argv", ["sb3-acer", "run-atari"])
+    assert command_line() == 2
     message = 'sb3-acer run-atari: Atari games need ale-py 0.12.1 or later: pip install "sb3-acer[atari]"'
-    assert result.stderr.splitlines() == [message]
-    assert result.returncode == 2
+    assert capsys.readouterr().err.splitlines() == [message]
