@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -17,26 +18,17 @@ import rl_zoo3.train
 import rl_zoo3.utils
 import yaml
 
+from sb3_acer.__main__ import main as command_line
 from sb3_acer.zoo import commands, experiment, study
 
 ROOT = Path(commands.__file__).parents[2]
-
-
 HYPERPARAMS: dict[str, dict[str, Any]] = yaml.safe_load(commands.HYPERPARAMS.read_text())
-
-
 SHORT_RUN = ("--env", "CartPole-v1", "-n", "600", "--seed", "1", "--num-threads", "1", "-params", "replay_start:100")
-
-
 SEARCH = ("-n", "100", "--n-trials", "2", "--n-evaluations", "1", "--eval-episodes", "2", "--no-optim-plots")
 
 
-def command_line(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "sb3_acer", *arguments]
-
-
 def environment(*path: Path) -> dict[str, str]:
-    """A machine without a screen, whose Python finds this package."""
+    """Environment variables of a machine without a screen, whose Python finds this package."""
     env = {key: value for key, value in os.environ.items() if key not in ("DISPLAY", "WAYLAND_DISPLAY")}
     paths = [*map(str, path), str(ROOT), env.get("PYTHONPATH", "")]
     return env | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
@@ -48,23 +40,15 @@ def python(*arguments: str, cwd: Path, path: tuple[Path, ...] = ()) -> "subproce
     return subprocess.run(program, cwd=cwd, env=environment(*path), capture_output=True, text=True, timeout=300)
 
 
-def sb3_acer(*arguments: str, cwd: Path) -> str:
-    """Run the command line and return what it prints."""
-    result = python("-m", "sb3_acer", *arguments, cwd=cwd)
-    assert result.returncode == 0, result.stderr
-    return result.stdout
-
-
-def sb3_acer_here(*arguments: str, cwd: Path) -> str:
-    """The same in this process, which is quicker."""
+def sb3_acer(*arguments: str, cwd: Path, eval_episodes: int = 2) -> str:
+    """Run a command in this process, since a new one would import everything again; returns what the command prints."""
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(StringIO()) as printed:
         patch.chdir(cwd)
         patch.setattr(sys, "argv", sys.argv)
-        patch.setattr(experiment, "EVAL_EPISODES", 2)
+        patch.setattr(experiment, "EVAL_EPISODES", eval_episodes)
         for name in ("DISPLAY", "WAYLAND_DISPLAY"):
             patch.delenv(name, raising=False)
-        patch.setenv("SDL_VIDEODRIVER", "dummy")  # which the code sets, and which is to be put back
-        patch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
+        patch.setenv("SDL_VIDEODRIVER", "dummy")  # set by the code: this restores it afterwards
         assert commands.main([*arguments]) == 0
     return printed.getvalue()
 
@@ -73,7 +57,8 @@ def sb3_acer_here(*arguments: str, cwd: Path) -> str:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A folder in which a short training has run, and what it has printed."""
     folder = tmp_path_factory.mktemp("trained")
-    return folder, sb3_acer("train", *SHORT_RUN, "--n-eval-envs", "5", cwd=folder)
+    run = ("train", *SHORT_RUN, "--n-eval-envs", "5")
+    return folder, sb3_acer(*run, cwd=folder, eval_episodes=experiment.EVAL_EPISODES)
 
 
 @pytest.fixture(scope="session")
@@ -83,8 +68,8 @@ def continued(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     saved = ("-tb", "tensorboard", "--log-interval", "1", "--save-freq", "200", "--save-replay-buffer")
     evaluated = ("--eval-freq", "100", "--eval-episodes", "3", "--n-eval-envs", "2")
     run = (*saved, *evaluated, *SHORT_RUN, "normalize:True", "n_envs:2", "-n", "448")  # seven rollouts of 32 steps
-    sb3_acer_here("train", *run, cwd=folder)
-    return folder, sb3_acer_here("train", "-i", "logs/acer/CartPole-v1_1/CartPole-v1.zip", *run, cwd=folder)
+    sb3_acer("train", *run, cwd=folder)
+    return folder, sb3_acer("train", "-i", "logs/acer/CartPole-v1_1/CartPole-v1.zip", *run, cwd=folder)
 
 
 @pytest.fixture
@@ -93,6 +78,24 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", sys.argv)
     return tmp_path
+
+
+@pytest.fixture
+def children(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """``python -m sb3_acer`` runs in this process instead of a child process; the arguments of each run."""
+    runs: list[tuple[str, ...]] = []
+    run = subprocess.run
+
+    def run_here(program: Sequence[str], **kwargs: Any) -> "subprocess.CompletedProcess[Any]":
+        if [*program[:3]] != [sys.executable, "-m", "sb3_acer"]:
+            return run(program, **kwargs)
+        runs.append((*program[3:],))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", ["sb3-acer", *program[3:]])
+            return subprocess.CompletedProcess(program, command_line())
+
+    monkeypatch.setattr(subprocess, "run", run_here)
+    return runs
 
 
 def finished_trials(storage: str, study_name: str = "acer-CartPole-v1") -> list[optuna.trial.FrozenTrial]:

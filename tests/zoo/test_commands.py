@@ -15,29 +15,31 @@ import yaml
 
 from sb3_acer import ACER
 from sb3_acer.__main__ import REQUIRED, REQUIRED_BY
+from sb3_acer.__main__ import main as command_line
 from sb3_acer.zoo import commands, experiment
 from tests.zoo.conftest import (
     ROOT,
     arguments_of_train,
     python,
-    sb3_acer_here,
+    sb3_acer,
 )
-
-# Python's own way to make an import fail.
-WITHOUT_EXTRAS = "import sys; " + "; ".join(
-    f"sys.modules[{name!r}] = None" for name in (*REQUIRED, "optuna", "moviepy", "seaborn", "scipy", "ale_py", "cv2")
-)
-
-
-def test_the_package_itself_needs_no_extra(tmp_path: Path) -> None:
-    result = python("-c", f"{WITHOUT_EXTRAS}; import sb3_acer; print(sb3_acer.ACER.__name__)", cwd=tmp_path)
-    assert result.stdout == "ACER\n", result.stderr
-
 
 NEEDS = [("train", name) for name in REQUIRED]
-
-
 NEEDS += [(command, name) for command, names in REQUIRED_BY.items() for name in names]
+
+
+@pytest.fixture(scope="module")
+def without_extras(tmp_path_factory: pytest.TempPathFactory) -> "subprocess.CompletedProcess[str]":
+    """The package and then its command line, where no extra is installed."""
+    extras = (*REQUIRED, "optuna", "moviepy", "seaborn", "scipy", "cv2")
+    hide = "; ".join(f"sys.modules[{name!r}] = None" for name in extras)  # Python's own way to make an import fail
+    package = "import sb3_acer; print(sb3_acer.ACER.__name__, 'ale_py' in sys.modules)"
+    command = "sys.argv[1:] = ['train']; runpy.run_module('sb3_acer', run_name='__main__')"
+    return python("-c", f"import runpy, sys; {hide}; {package}; {command}", cwd=tmp_path_factory.mktemp("bare"))
+
+
+def test_the_package_itself_needs_no_extra(without_extras: "subprocess.CompletedProcess[str]") -> None:
+    assert without_extras.stdout == "ACER False\n", without_extras.stderr
 
 
 @pytest.mark.parametrize("name", sorted({name for _, name in NEEDS}))
@@ -50,20 +52,18 @@ def test_what_the_command_line_requires_is_in_the_extra_that_it_names(name: str)
 def test_a_missing_extra_is_one_line_that_names_it(
     command: str, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from sb3_acer.__main__ import main
-
     monkeypatch.setattr(sys, "argv", ["sb3-acer", command])
     monkeypatch.setitem(sys.modules, name, None)
-    assert main() == 2
+    assert command_line() == 2
     assert capsys.readouterr().err == f'sb3-acer: {name} not installed: pip install "sb3-acer[zoo]"\n'
 
 
-def test_without_any_extra_the_command_line_ends_with_one_line(tmp_path: Path) -> None:
-    command = "sys.argv[1:] = ['train']; import runpy; runpy.run_module('sb3_acer', run_name='__main__')"
-    result = python("-c", f"{WITHOUT_EXTRAS}; {command}", cwd=tmp_path)
-    assert result.returncode == 2
-    assert len(result.stderr.splitlines()) == 1
-    assert 'pip install "sb3-acer[zoo]"' in result.stderr
+def test_without_any_extra_the_command_line_ends_with_one_line(
+    without_extras: "subprocess.CompletedProcess[str]",
+) -> None:
+    assert without_extras.returncode == 2
+    assert len(without_extras.stderr.splitlines()) == 1
+    assert 'pip install "sb3-acer[zoo]"' in without_extras.stderr
 
 
 def test_an_unknown_command_is_told_the_commands_there_are(capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,7 +147,7 @@ def test_a_trial_has_one_run_at_least(shell: Path, capsys: pytest.CaptureFixture
 
 
 def test_enjoy_runs_the_agent_that_train_has_saved(trained: tuple[Path, str]) -> None:
-    printed = sb3_acer_here("enjoy", "--no-render", "-n", "500", "--stochastic", cwd=trained[0])
+    printed = sb3_acer("enjoy", "--no-render", "-n", "500", "--stochastic", cwd=trained[0])
     assert "Loading logs/acer/CartPole-v1_1/CartPole-v1.zip" in printed
     assert "Mean reward: " in printed
     assert "Video" not in printed
@@ -164,7 +164,7 @@ def test_enjoy_runs_the_agent_that_train_has_saved(trained: tuple[Path, str]) ->
 def test_enjoy_finds_the_best_agent_and_the_checkpoints(
     which: tuple[str, ...], name: str, continued: tuple[Path, str]
 ) -> None:
-    printed = sb3_acer_here("enjoy", "--no-render", "--exp-id", "1", "-n", "200", *which, cwd=continued[0])
+    printed = sb3_acer("enjoy", "--no-render", "--exp-id", "1", "-n", "200", *which, cwd=continued[0])
     assert f"Loading logs/acer/CartPole-v1_1/{name}.zip" in printed
     assert "Loading running average" in printed
     assert "Mean reward: " in printed
@@ -194,17 +194,20 @@ def is_mp4(path: Path) -> bool:
 
 
 def test_record_video_films_the_saved_agent(continued: tuple[Path, str]) -> None:
-    sb3_acer_here("record-video", "-n", "20", "--load-best", "--exp-id", "1", cwd=continued[0])
+    sb3_acer("record-video", "-n", "20", "--load-best", "--exp-id", "1", cwd=continued[0])
     (video,) = (continued[0] / "logs/acer/CartPole-v1_1/videos").glob("best-model-*.mp4")
     assert is_mp4(video)
 
 
-def test_record_training_joins_a_video_of_each_checkpoint(continued: tuple[Path, str], tmp_path: Path) -> None:
+def test_record_training_joins_a_video_of_each_checkpoint(
+    continued: tuple[Path, str], tmp_path: Path, children: list[tuple[str, ...]]
+) -> None:
     run = tmp_path / "logs/acer/CartPole-v1_1"
     shutil.copytree(continued[0] / "logs/acer/CartPole-v1_1", run)
     for name in ("best_model", "CartPole-v1"):
         (run / f"{name}.zip").unlink()
-    sb3_acer_here("record-training", "-n", "20", cwd=tmp_path)
+    sb3_acer("record-training", "-n", "20", cwd=tmp_path)
+    assert [run[0] for run in children] == ["record-video"] * 2
     videos = {path.name.split("-acer")[0]: path for path in (run / "videos").iterdir()}
     assert videos.keys() == {"checkpoint-200", "checkpoint-400", "training.mp4"}
     assert all(map(is_mp4, videos.values()))
@@ -238,9 +241,10 @@ def test_a_call_that_is_no_script_of_the_zoo_is_left_alone() -> None:
     assert commands.call([sys.executable, "-c", "raise SystemExit(3)"], stdout=subprocess.DEVNULL) == 3
 
 
-def test_benchmark_evaluates_every_saved_agent(continued: tuple[Path, str]) -> None:
-    printed = sb3_acer_here("benchmark", "-n", "300", "--num-threads", "1", cwd=continued[0])
+def test_benchmark_evaluates_every_saved_agent(continued: tuple[Path, str], children: list[tuple[str, ...]]) -> None:
+    printed = sb3_acer("benchmark", "-n", "300", "--num-threads", "1", cwd=continued[0])
     assert "Evaluating acer on CartPole-v1..." in printed
+    assert [run[0] for run in children] == ["enjoy"]
     table = (continued[0] / "logs/benchmark/benchmark.md").read_text()
     (row,) = (line for line in table.splitlines() if line.startswith("|acer|CartPole-v1|"))
     assert 1 <= float(row.split("|")[3]) <= 500
@@ -267,7 +271,7 @@ def test_push_to_hub_uploads_an_agent_with_its_card_and_video(
     monkeypatch.setattr(Hub, "uploads", [], raising=False)
     monkeypatch.setattr(huggingface_hub, "HfApi", Hub)
     logs = str(continued[0] / "logs")
-    sb3_acer_here("push-to-hub", "--env", "CartPole-v1", "-orga", "us", "-f", logs, "-n", "20", cwd=tmp_path)
+    sb3_acer("push-to-hub", "--env", "CartPole-v1", "-orga", "us", "-f", logs, "-n", "20", cwd=tmp_path)
     ((repository, folder),) = Hub.uploads
     assert repository == "us/acer-CartPole-v1"
     assert {"README.md", "replay.mp4", "acer-CartPole-v1.zip", "vec_normalize.pkl", "results.json"} <= {

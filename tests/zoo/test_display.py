@@ -13,7 +13,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb3_acer.zoo import display
 from tests.zoo.conftest import (
-    sb3_acer_here,
+    sb3_acer,
 )
 
 
@@ -84,9 +84,9 @@ def test_the_ffmpeg_of_the_system_is_preferred(tmp_path: Path, monkeypatch: pyte
 def plotted(continued: tuple[Path, str]) -> tuple[Path, str]:
     """A folder in which every plot has been drawn, and what was printed."""
     folder = continued[0]
-    printed = sb3_acer_here("plot-train", "-w", "3", cwd=folder)
-    printed += sb3_acer_here("all-plots", "--no-million", "-o", "results", cwd=folder)
-    printed += sb3_acer_here("plot-from-file", "-i", "results", "--no-million", "--boxplot", cwd=folder)
+    printed = sb3_acer("plot-train", "-w", "3", cwd=folder)
+    printed += sb3_acer("all-plots", "--no-million", "-o", "results", cwd=folder)
+    printed += sb3_acer("plot-from-file", "-i", "results", "--no-million", "--boxplot", cwd=folder)
     return folder, printed
 
 
@@ -105,13 +105,13 @@ def test_plots_show_every_run(plotted: tuple[Path, str], monkeypatch: pytest.Mon
     shown = []
     monkeypatch.setattr(plt, "show", lambda: shown.append(plt.gca().get_legend_handles_labels()[1]))
     monkeypatch.setattr(plt, "get_backend", lambda: "TkAgg")  # a screen: figures stay with matplotlib
-    sb3_acer_here("plot-train", "-w", "3", cwd=plotted[0])
+    sb3_acer("plot-train", "-w", "3", cwd=plotted[0])
     plt.close("all")
     assert [sorted(names) for names in shown] == [["CartPole-v1_1", "CartPole-v1_2"]]
 
 
 def test_enjoy_writes_a_video_where_there_is_no_screen(trained: tuple[Path, str]) -> None:
-    printed = sb3_acer_here("enjoy", "-n", "60", cwd=trained[0])
+    printed = sb3_acer("enjoy", "-n", "60", cwd=trained[0])
     assert sum("No screen" in line for line in printed.splitlines()) == 1
     (line,) = (line for line in printed.splitlines() if line.startswith("Video of 60 steps: "))
     video = trained[0] / line.removeprefix("Video of 60 steps: ")

@@ -14,7 +14,7 @@ from rl_zoo3.exp_manager import ExperimentManager
 from sb3_acer import ACER
 from sb3_acer.zoo import commands, experiment, registration
 from sb3_acer.zoo.registration import convert_acer_params
-from tests.zoo.conftest import HYPERPARAMS, SEARCH, SHORT_RUN, finished_trials, sb3_acer_here
+from tests.zoo.conftest import HYPERPARAMS, SEARCH, SHORT_RUN, finished_trials, sb3_acer
 
 
 def test_train_says_where_the_agent_is_and_how_good_it_is(trained: tuple[Path, str]) -> None:
@@ -104,11 +104,11 @@ def test_frames_are_stacked_over_normalised_observations(frame_stack: int, shell
     """Every off-policy class of SB3 crashes there: https://github.com/DLR-RM/stable-baselines3/issues/693"""
     entry = {**HYPERPARAMS["CartPole-v1"], "normalize": True, "frame_stack": frame_stack, "n_envs": 2}
     (shell / "both.yml").write_text(yaml.safe_dump({"CartPole-v1": entry}))
-    sb3_acer_here("train", "-conf", "both.yml", *SHORT_RUN, cwd=shell)
+    sb3_acer("train", "-conf", "both.yml", *SHORT_RUN, cwd=shell)
     model = ACER.load(shell / "logs/acer/CartPole-v1_1/CartPole-v1.zip")
     assert model.observation_space.shape == (4 * frame_stack,)
     assert model._n_updates > 600 // 64
-    assert "Mean reward: " in sb3_acer_here("enjoy", "--no-render", "-n", "300", cwd=shell)
+    assert "Mean reward: " in sb3_acer("enjoy", "--no-render", "-n", "300", cwd=shell)
 
 
 def test_the_curve_is_a_running_mean_over_the_steps_taken() -> None:
@@ -131,7 +131,7 @@ def test_few_episodes_are_a_curve_too(n: int) -> None:
 
 def test_a_search_begins_with_the_entry_and_once(shell: Path) -> None:
     for n_trials in (1, 2):
-        sb3_acer_here("tune", *SEARCH, "--n-trials", "1", "-params", "gamma:0.97", cwd=shell)
+        sb3_acer("tune", *SEARCH, "--n-trials", "1", "-params", "gamma:0.97", cwd=shell)
         first, *others = [convert_acer_params(trial.params) for trial in finished_trials("logs/acer/CartPole-v1.log")]
         assert len(others) == n_trials - 1
     entry = HYPERPARAMS["CartPole-v1"]
@@ -151,7 +151,7 @@ def test_a_search_begins_with_the_entry_and_once(shell: Path) -> None:
 
 
 def test_an_agent_can_be_trained_with_any_trial_of_a_search(shell: Path) -> None:
-    printed = sb3_acer_here("tune", *SEARCH, "--n-trials", "3", cwd=shell)
+    printed = sb3_acer("tune", *SEARCH, "--n-trials", "3", cwd=shell)
     trials = finished_trials("logs/acer/CartPole-v1.log")
     assert len(trials) == 3
     assert len(list(shell.glob("logs/acer/report_*.csv"))) == 1
@@ -162,7 +162,7 @@ def test_an_agent_can_be_trained_with_any_trial_of_a_search(shell: Path) -> None
     assert last.endswith(f" --trial-id {best}")
     words = shlex.split(last.removeprefix("To train with the best trial: sb3-acer "))
     for trial in trials:  # trial 0, which the zoo would take for none, among them
-        sb3_acer_here(*words[:-1], str(trial.number), "-n", "100", cwd=shell)
+        sb3_acer(*words[:-1], str(trial.number), "-n", "100", cwd=shell)
         run = shell / f"logs/acer/CartPole-v1_{trial.number + 2}"  # the search has made the first
         config = dict(yaml.unsafe_load((run / "CartPole-v1/config.yml").read_text()))
         assert config == HYPERPARAMS["CartPole-v1"] | convert_acer_params(trial.params)
@@ -180,7 +180,7 @@ def test_a_trial_normalises_and_acts_as_the_training_with_it_will(shell: Path, m
 
     monkeypatch.setattr(registration, "ACER", Spy)
     more = ("normalize:True", 'policy:"MlpLstmPolicy"')
-    sb3_acer_here("tune", *SEARCH, "--env", "Pendulum-v1", "-params", *more, cwd=shell)
+    sb3_acer("tune", *SEARCH, "--env", "Pendulum-v1", "-params", *more, cwd=shell)
     for model, trial in zip(seen, finished_trials("logs/acer/Pendulum-v1.log", "acer-Pendulum-v1"), strict=True):
         drawn = convert_acer_params(trial.params)
         normalize = model.get_vec_normalize_env()
@@ -200,7 +200,7 @@ def test_a_trial_of_several_runs_is_worth_their_mean(shell: Path, monkeypatch: p
 
     monkeypatch.setattr(ExperimentManager, "objective", spy)
     more = ("--env", "Pendulum-v1", "-params", 'policy:"MlpLstmPolicy"', "n_envs:2")
-    printed = sb3_acer_here("tune", *SEARCH, "--n-trials", "1", "--n-runs", "3", *more, cwd=shell)
+    printed = sb3_acer("tune", *SEARCH, "--n-trials", "1", "--n-runs", "3", *more, cwd=shell)
     assert "--n-runs 3" in printed.splitlines()[0]
     assert "--n-runs" not in printed.splitlines()[-1]
     (trial,) = finished_trials("logs/acer/Pendulum-v1.log", "acer-Pendulum-v1")
@@ -214,14 +214,14 @@ def test_a_trial_of_several_runs_is_worth_their_mean(shell: Path, monkeypatch: p
 def test_a_trial_whose_second_run_disappoints_is_pruned(shell: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rewards = iter([3.0, 3.0, 3.0, 3.0, 0.0])
     monkeypatch.setattr(ExperimentManager, "objective", lambda self, trial: next(rewards))
-    sb3_acer_here("tune", *SEARCH, "--n-startup-trials", "1", "--n-runs", "3", cwd=shell)
+    sb3_acer("tune", *SEARCH, "--n-startup-trials", "1", "--n-runs", "3", cwd=shell)
     first, second = finished_trials("logs/acer/CartPole-v1.log")
     assert (first.value, second.intermediate_values) == (3.0, {2: 1.5})
     assert second.state is optuna.trial.TrialState.PRUNED
 
 
 def test_the_number_of_environments_is_not_drawn_where_it_is_given(shell: Path) -> None:
-    sb3_acer_here("tune", *SEARCH, "--n-trials", "1", "-params", "n_envs:3", cwd=shell)
+    sb3_acer("tune", *SEARCH, "--n-trials", "1", "-params", "n_envs:3", cwd=shell)
     assert "n_envs_pow" not in finished_trials("logs/acer/CartPole-v1.log")[0].params
 
 
@@ -245,7 +245,7 @@ def test_a_trial_that_meets_a_nan_is_pruned_and_the_search_goes_on(shell: Path) 
     gym.register("Broken-v0", lambda **_: Broken())
     search = ("tune", *SEARCH, "--n-eval-envs", "1", "--n-trials", "1", "--env", "Broken-v0", "-params", "n_envs:1")
     with pytest.raises(SystemExit, match="No best trial: No trials are completed yet"):
-        sb3_acer_here(*search, cwd=shell)
-    sb3_acer_here(*search, cwd=shell)
+        sb3_acer(*search, cwd=shell)
+    sb3_acer(*search, cwd=shell)
     states = [trial.state.name for trial in finished_trials("logs/acer/Broken-v0.log", "acer-Broken-v0")]
     assert states == ["PRUNED", "COMPLETE"]

@@ -2,18 +2,16 @@
 
 import shlex
 import subprocess
-from collections.abc import Iterator
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import pytest
+from optuna.storages import BaseStorage
 
 from sb3_acer.zoo import commands, study
-from tests.zoo.conftest import (
-    SEARCH,
-    command_line,
-    environment,
-    finished_trials,
-)
+from tests.zoo.conftest import SEARCH, environment, finished_trials, sb3_acer
 
 
 @pytest.mark.parametrize(
@@ -36,32 +34,33 @@ def test_a_storage_that_is_none_is_one_line(shell: Path) -> None:
         commands.main(["tune", "--storage", "study.db"])
 
 
-def worker(*arguments: str, cwd: Path) -> "subprocess.Popen[str]":
-    cwd.mkdir(exist_ok=True)
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command_line(*arguments), cwd=cwd, env=environment(), stdout=pipe, stderr=pipe, text=True)
-
-
-def assert_each_made_two_trials(workers: Iterator["subprocess.Popen[str]"]) -> None:
-    for each in workers:
-        _, errors = each.communicate(timeout=300)
-        assert each.returncode == 0, errors
-        assert errors.count("] Trial ") == 2
-
-
 def test_the_command_that_tune_prints_adds_a_worker(tmp_path: Path) -> None:
-    first = worker("tune", *SEARCH, cwd=tmp_path / "here")
-    assert first.stdout is not None
-    start = "To add a worker, here or on another machine: sb3-acer "
-    line = first.stdout.readline()
-    assert line.startswith(start)
-    second = worker(*shlex.split(line.removeprefix(start)), cwd=tmp_path / "there")
-    assert_each_made_two_trials(iter((first, second)))
-    assert len(finished_trials(str(tmp_path / "here/logs/acer/CartPole-v1.log"))) == 4
+    here, there = tmp_path / "here", tmp_path / "there"
+    for folder in (here, there):
+        folder.mkdir()
+    program = [sys.executable, "-m", "sb3_acer", "tune", *SEARCH]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(program, cwd=here, env=environment(), stdout=pipe, stderr=pipe, text=True) as first:
+        assert first.stdout is not None
+        start, _, arguments = first.stdout.readline().partition(": sb3-acer ")
+        assert start == "To add a worker, here or on another machine"
+        sb3_acer(*shlex.split(arguments), cwd=there)
+        _, errors = first.communicate(timeout=300)
+    assert first.returncode == 0, errors
+    assert errors.count("] Trial ") == 2
+    assert len(finished_trials(str(here / "logs/acer/CartPole-v1.log"))) == 4
 
 
 def test_workers_that_start_at_once_share_a_new_database(tmp_path: Path) -> None:
-    storage = f"sqlite:///{tmp_path}/study.db"
-    study = ("--storage", storage, "--study-name", "ours")
-    assert_each_made_two_trials(iter([worker("tune", *SEARCH, *study, cwd=tmp_path) for _ in range(2)]))
-    assert len(finished_trials(storage, "ours")) == 4
+    storage, n_workers = f"sqlite:///{tmp_path}/study.db", 3
+    start = Barrier(n_workers)
+
+    def begin(_: int) -> BaseStorage:
+        start.wait()
+        return study.open_storage(storage)
+
+    with ThreadPoolExecutor(n_workers) as workers:
+        assert len({*workers.map(begin, range(n_workers))}) == n_workers
+    for _ in range(2):
+        sb3_acer("tune", *SEARCH, "--n-trials", "1", "--storage", storage, "--study-name", "ours", cwd=tmp_path)
+    assert len(finished_trials(storage, "ours")) == 2
