@@ -1,11 +1,8 @@
-"""A replay buffer of sequences, each step with the distribution that acted."""
+"""A replay buffer of sequences. Each step is stored with the distribution that its action was sampled from."""
 
 import io
-import pickle
 import warnings
-from collections.abc import Iterator
-from copy import copy
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import psutil
@@ -15,133 +12,102 @@ from stable_baselines3.common.buffers import BaseBuffer, ReplayBuffer
 from stable_baselines3.common.type_aliases import PyTorchObs
 from stable_baselines3.common.vec_env import VecNormalize
 
+from sb3_acer.checks import check_boolean, check_integer
+from sb3_acer.columns import Column, FrameColumn, SideTable, take
 from sb3_acer.frames import FrameStack, make_frame_stack
+from sb3_acer.storage import read_state, write_state
 
 NumpyObs = np.ndarray | dict[str, np.ndarray]
+SelfBuffer = TypeVar("SelfBuffer", bound="SequenceReplayBuffer")
 
 # torch can hardly index these
 _STORED_AS = {np.dtype(np.uint16): np.int32, np.dtype(np.uint32): np.int64, np.dtype(np.uint64): np.int64}
 
 
-# What may come before a stack of frames that does not follow from the row before; places of a table are positive.
-_ZEROS, _REPEATED = -1, -2
-
-
 class SequenceBatch(NamedTuple):
-    """B sequences of T steps, time-major. On-policy and replayed ones look alike."""
+    """B sequences of T steps, time-major. On-policy and replayed sequences have the same form."""
 
     observations: PyTorchObs
-    """``[T + 1, B, ...]``; the last row bootstraps"""
+    """``[T + 1, B, ...]``; the last row follows the last step"""
     actions: th.Tensor
-    """as the policy sampled them, ``[T, B, D]``"""
+    """actions as the policy sampled them, ``[T, B, D]``"""
     behaviour: th.Tensor
-    """statistics of the distribution mu that acted, ``[T, B, P]``"""
+    """statistics of the distribution mu that the actions were sampled from, ``[T, B, P]``"""
     rewards: th.Tensor
     """``[T, B]``"""
     terminated: th.Tensor
     """whether the step ended its episode in a terminal state, bool, ``[T, B]``"""
     truncated: th.Tensor
-    """whether the episode was cut at the step (by a time limit, by a reset from outside), bool, ``[T, B]``"""
+    """whether the episode was truncated at the step, by a time limit or a reset from outside, bool, ``[T, B]``"""
     final_observations: PyTorchObs
-    """what followed the truncated steps, ``[F, ...]``"""
+    """observations that followed the truncated steps, ``[F, ...]``"""
     final_steps: th.Tensor
-    """which steps those are, as t * B + b, ``[F]``"""
+    """these steps, as t * B + b, ``[F]``"""
     states: th.Tensor
-    """what the policy that acted remembered before the first step, ``[B, W]``"""
+    """recurrent state of the behaviour policy at the first step, ``[B, W]``"""
+    weights: th.Tensor
+    """factors of the states' contributions to the gradient, 1 unless a buffer says otherwise, ``[T, B]``"""
+    slots: np.ndarray
+    """the slot of the buffer that each sequence is from, ``[B]``"""
     envs: np.ndarray
     """the environment that each sequence is from, ``[B]``"""
 
     @property
     def ends(self) -> th.Tensor:
-        """whether an episode ended at the step, in whatever way, bool, ``[T, B]``"""
+        """whether the episode ended at the step, terminated or truncated, bool, ``[T, B]``"""
         return self.terminated | self.truncated
 
     def after(self, n_steps: int, states: th.Tensor) -> "SequenceBatch":
         """
         The same sequences without their first steps.
 
-        :param n_steps: how many steps to leave out
-        :param states: what is remembered after them, ``[B, W]``
+        :param n_steps: number of steps to leave out
+        :param states: recurrent states after these steps, ``[B, W]``
         """
-        observations = self.observations
         first_row = n_steps * len(self.envs)
         kept = self.final_steps >= first_row
-        finals = self.final_observations
-        return SequenceBatch(
-            {key: rows[n_steps:] for key, rows in observations.items()}
-            if isinstance(observations, dict)
-            else observations[n_steps:],
-            self.actions[n_steps:],
-            self.behaviour[n_steps:],
-            self.rewards[n_steps:],
-            self.terminated[n_steps:],
-            self.truncated[n_steps:],
-            {key: rows[kept] for key, rows in finals.items()} if isinstance(finals, dict) else finals[kept],
-            self.final_steps[kept] - first_row,
-            states,
-            self.envs,
+        return self._replace(
+            observations=_map(self.observations, lambda rows: rows[n_steps:]),
+            final_observations=_map(self.final_observations, lambda rows: rows[kept]),
+            final_steps=self.final_steps[kept] - first_row,
+            states=states,
+            **{
+                name: getattr(self, name)[n_steps:]
+                for name in ("actions", "behaviour", "rewards", "terminated", "truncated", "weights")
+            },
         )
-
-
-class _SideTable:
-    """
-    Rows that few steps have, at places that are used again.
-
-    :param rows: no rows yet, but their columns
-    """
-
-    def __init__(self, rows: dict[str, th.Tensor]) -> None:
-        self.rows = rows
-        self._free: list[int] = []
-
-    def put(self, row: dict[str, np.ndarray]) -> int:
-        """
-        :return: where the row is now
-        """
-        if not self._free:
-            n_places = len(next(iter(self.rows.values())))
-            added = max(n_places, 16)
-            for name, rows in self.rows.items():
-                self.rows[name] = th.cat((rows, rows.new_zeros((added, *rows.shape[1:]))))
-            self._free = list(range(n_places, n_places + added))
-        place = self._free.pop()
-        for name, rows in self.rows.items():
-            rows[place] = th.as_tensor(row[name], device=rows.device)
-        return place
-
-    def free(self, places: th.Tensor | np.ndarray) -> None:
-        """Places of rows that are no longer wanted; negative numbers are none."""
-        self._free.extend(places[places >= 0].tolist())
 
 
 class SequenceReplayBuffer(ReplayBuffer):
     """
-    A ring of slots. One slot is a rollout of ``n_steps`` by all environments, and a finished slot can be sampled whole:
-    nothing in the buffer is invalid.
+    A ring of slots. A slot is a rollout of ``n_steps`` steps of all environments. A finished slot can be sampled whole,
+    so every sequence in the buffer is valid.
 
-    Slots follow one another in one ring of rows, so a slot's border row (the observations after its last step) is its
-    successor's first row. The rollout under way is kept apart until it is finished. Final observations of truncated
-    steps are rare and live in a table of their own. What a recurrent policy remembered is kept of each slot's first
-    step. Memory is allocated when the first step is added.
+    Slots follow one another in one ring of rows, so the row after a slot's last step is the first row of the next slot.
+    The rollout under way is kept apart until it is finished. Final observations of truncated steps are rare and have a
+    table of their own. The recurrent state of the behaviour policy is stored at the first step of each slot. Memory is
+    allocated when the first step is added.
 
-    Of observations that are stacks of frames each new frame is stored once, and sampling puts the stacks together
-    again, equal to the bit. Where an observation is not the one before and a new frame, as at a reset, its older frames
-    are stored too, unless they are zeros or repeat the newest. The slots before the oldest that can be sampled keep its
-    past.
+    Of observations that are stacks of frames each new frame is stored once, and sampling restores the stacks, equal to
+    the bit, see :class:`~sb3_acer.columns.FrameColumn`. The slots before the oldest that can be sampled keep its past.
 
-    :param buffer_size: steps of the vectorised environment to keep, at least one slot; transitions are that many times
-        ``n_envs``
+    To sample by priority, override :meth:`sample`: :meth:`gather` returns the sequences of given slots and
+    environments, and ``weights`` of the batch multiply their gradients.
+
+    :param buffer_size: steps of the vectorised environment to keep, at least one slot; that is ``buffer_size * n_envs``
+        transitions
     :param observation_space: observation space
     :param action_space: action space
     :param device: device that batches are sent to
     :param n_envs: number of environments
-    :param optimize_memory_usage: there for SB3's sake: next observations are never stored apart
+    :param optimize_memory_usage: unused: next observations are never stored apart
+    :param handle_timeout_termination: whether a time limit truncates an episode; False: it is a terminal state
     :param n_steps: steps of a slot (T)
-    :param frame_stack: frames that an image observation is made of, for Dict observations a dict of such by keys; 1 to
-        store observations as they come; None to be told by :meth:`expect_frame_stack`
+    :param frame_stack: number of frames of an image observation, for Dict observations a dict of such by key; 1 to
+        store observations as they are; None to be told by :meth:`expect_frame_stack`
     :param storage_device: device that observations are stored on
-    :raises ValueError: if ``buffer_size`` or ``n_steps`` is less than 1, if ``frame_stack`` does not divide the
-        channels, and if there is no such device
+    :raises ValueError: if ``buffer_size``, ``n_envs`` or ``n_steps`` is less than 1, if ``frame_stack`` does not divide
+        the channels, and if there is no such device
     """
 
     def __init__(
@@ -152,17 +118,17 @@ class SequenceReplayBuffer(ReplayBuffer):
         device: th.device | str = "auto",
         n_envs: int = 1,
         optimize_memory_usage: bool = False,
+        handle_timeout_termination: bool = True,
         n_steps: int = 20,
         frame_stack: int | dict[str, int] | None = None,
         storage_device: th.device | str = "cpu",
     ) -> None:
-        for name, value in (("buffer_size", buffer_size), ("n_steps", n_steps)):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value!r}")
+        for name, value in (("buffer_size", buffer_size), ("n_steps", n_steps), ("n_envs", n_envs)):
+            check_integer(name, value)
         # ReplayBuffer's own constructor would allocate arrays of single transitions.
         BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs)
         self.optimize_memory_usage = optimize_memory_usage
-        self.handle_timeout_termination = True
+        self.handle_timeout_termination = check_boolean("handle_timeout_termination", handle_timeout_termination)
         self.n_steps = n_steps
         self.n_slots = max(buffer_size // n_steps, 1)
         try:
@@ -170,24 +136,20 @@ class SequenceReplayBuffer(ReplayBuffer):
         except (RuntimeError, AssertionError) as error:
             raise ValueError(f"storage_device must be a device of this machine, got {storage_device!r}") from error
         self.frame_stack = frame_stack
-        self._stacks: dict[str, FrameStack] = {}  # by the names of columns
-        if frame_stack is not None:
-            self._stacks = self._make_stacks(frame_stack)
+        self._stacks = {} if frame_stack is None else self._make_stacks(frame_stack)  # by keys of observations
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything, and give the memory back."""
-        self.pos = 0  # the slot that is written next; it is not sampled, nor are others that keep the past of frames
+        """Forget all steps and release the memory."""
+        self.pos = 0  # the slot that is written next. It is not sampled, nor are others that keep the past of frames.
         self.full = False
         self.step = 0  # steps of the rollout under way
-        self._rollout: dict[str, np.ndarray] = {}  # under way, [n_steps (+ 1 for observations), n_envs, ...]
-        self._rows: dict[str, th.Tensor] = {}  # the ring, [n_ring_slots * n_steps, n_envs, ...]
-        self._states = th.zeros(0)  # before each slot's first step, [n_ring_slots, n_envs, W]
+        self._observations: dict[str, Column | FrameColumn] = {}  # by keys; one key "" unless the space is a Dict
+        self._steps: dict[str, Column] = {}  # what else is stored of each step
+        self._states = th.zeros(0)  # recurrent states at each slot's first step, [n_ring_slots, n_envs, W]
         self._following: dict[str, np.ndarray] = {}  # observations after the last step, [n_envs, ...]
-        self._finals = _SideTable({})  # final observations of truncated steps
+        self._finals = SideTable({}, "cpu")  # final observations of truncated steps
         self._ended = np.ones(self.n_envs, bool)  # whether the next row begins an episode
-        self._last_stacks: dict[str, np.ndarray] = {}  # observations of the last row, [n_envs, ...]
-        self._pasts: dict[str, _SideTable] = {}  # older frames of stacks that do not follow from the row before
 
     def size(self) -> int:
         """
@@ -210,38 +172,38 @@ class SequenceReplayBuffer(ReplayBuffer):
         """
         Add one step of all environments.
 
-        :param obs: observations that were acted on, ``[n_envs, ...]``
-        :param next_obs: what followed; the final observation where an episode ended, ``[n_envs, ...]``
+        :param obs: observations before the step, ``[n_envs, ...]``
+        :param next_obs: observations after the step; where an episode ended its final observation, ``[n_envs, ...]``
         :param action: actions as the policy sampled them, ``[n_envs, D]``
         :param reward: ``[n_envs]``
         :param done: whether the episode ended, ``[n_envs]``
-        :param infos: ``TimeLimit.truncated`` in them says that the end is no terminal state
-        :param behaviour: statistics of the distribution that acted, ``[n_envs, P]``
-        :param states: what the policy that acted remembered before, ``[n_envs, W]``; None if it has no memory
-        :raises ValueError: if observations turn out to be no stacks of as many frames as ``frame_stack`` says; nothing
-            of the step is stored then
+        :param infos: ``TimeLimit.truncated`` in them says that an end is a truncation
+        :param behaviour: statistics of the distribution that the actions were sampled from, ``[n_envs, P]``
+        :param states: recurrent states before the step, ``[n_envs, W]``; None for a feed-forward policy
+        :raises ValueError: if observations turn out not to be stacks of ``frame_stack`` frames; nothing of the step is
+            stored then
         """
         states = np.zeros((self.n_envs, 0), np.float32) if states is None else states
-        if not self._rollout:
+        if not self._steps:
             self._allocate(action, behaviour, states)
-        rollout, step = self._rollout, self.step
+        step = self.step
         if step == 0:
             self._states[self.pos] = th.from_numpy(states)
         done = np.asarray(done, bool)
-        for name, rows in _columns(obs):
-            self._write_observations(name, step, rows)
-        for name, rows in _columns(next_obs):
-            self._following[name][...] = rows
-        rollout["actions"][step] = action
-        rollout["behaviour"][step] = behaviour
-        rollout["rewards"][step] = reward
-        rollout["terminated"][step] = done
-        rollout["truncated"][step] = False
-        rollout["final_place"][step] = -1
-        if done.any():
-            cut = done & np.array([info.get("TimeLimit.truncated", False) for info in infos])
-            rollout["terminated"][step] ^= cut
-            self._truncate(rollout, step, cut)
+        for key, rows in _by_key(obs).items():
+            self._observations[key].write(step, rows, self._ended)
+        for key, rows in _by_key(next_obs).items():
+            self._following[key][...] = rows
+        row = {"actions": action, "behaviour": behaviour, "rewards": reward, "terminated": done}
+        for name, value in row.items():
+            self._steps[name].write(step, value)
+        for name, default in (("truncated", False), ("final_place", -1)):
+            self._steps[name].rollout[step] = default
+        if done.any() and self.handle_timeout_termination:
+            truncated = done & np.array([info.get("TimeLimit.truncated", False) for info in infos])
+            rollout = {name: column.rollout for name, column in self._steps.items()}
+            rollout["terminated"][step] ^= truncated
+            self._truncate(rollout, step, truncated)
         self._ended = done
         self.step += 1
         if self.step == self.n_steps:
@@ -249,12 +211,12 @@ class SequenceReplayBuffer(ReplayBuffer):
 
     def end_episodes(self) -> None:
         """
-        The environments were reset from outside: the steps added last are truncated where they did not end an episode.
+        Truncate the episodes under way, because the environments were reset from outside after the last step.
         """
         if self.step:
-            columns, row = self._rollout, self.step - 1
+            columns, row = {name: column.rollout for name, column in self._steps.items()}, self.step - 1
         elif self.size():
-            columns = {name: self._rows[name].numpy() for name in ("terminated", "truncated", "final_place")}
+            columns = {name: column.ring.numpy() for name, column in self._steps.items()}
             row = self.pos * self.n_steps - 1  # -1 is the ring's last row
         else:
             return
@@ -264,9 +226,9 @@ class SequenceReplayBuffer(ReplayBuffer):
     def latest(self, env: VecNormalize | None = None) -> SequenceBatch:
         """
         :param env: normalises observations and rewards, if given
-        :return: the rollout that was finished last, one sequence an environment
+        :return: the rollout that was finished last, one sequence per environment
         """
-        return self._gather(np.full(self.n_envs, self.pos - 1), np.arange(self.n_envs), env, self.device)
+        return self.gather(np.full(self.n_envs, self.pos - 1), np.arange(self.n_envs), env)
 
     def sample(  # type: ignore[override]
         self, batch_size: int, env: VecNormalize | None = None, rng: np.random.Generator | None = None
@@ -276,16 +238,60 @@ class SequenceReplayBuffer(ReplayBuffer):
 
         :param batch_size: number of sequences (B)
         :param env: normalises observations and rewards, if given
-        :param rng: source of the random draws; a fresh one by default
+        :param rng: source of the random draws; None for a fresh one
         """
         rng = np.random.default_rng() if rng is None else rng
         ages = rng.integers(max(self.size() // self.n_steps, 1), size=batch_size)
-        return self._gather(self.pos - 1 - ages, rng.integers(self.n_envs, size=batch_size), env, self.device)
+        return self.gather(self.pos - 1 - ages, rng.integers(self.n_envs, size=batch_size), env)
 
-    def with_envs(self, n_envs: int) -> "SequenceReplayBuffer":
+    def gather(
+        self,
+        slots: np.ndarray,
+        envs: np.ndarray,
+        env: VecNormalize | None = None,
+        device: th.device | None = None,
+    ) -> SequenceBatch:
         """
-        The finished sequences, oldest first, in a buffer for another number of environments. Where their number is no
-        multiple of ``n_envs``, the last rollout is made up with the oldest ones.
+        :param slots: finished slots, integers modulo the ring, ``[B]``
+        :param envs: environments, ``[B]``
+        :param env: normalises observations and rewards, if given
+        :param device: device of the batch; None for the buffer's
+        :return: the sequences of these slots and environments
+        :raises ValueError: if no rollout is finished
+        """
+        if not self.size():
+            raise ValueError("sequences can be sampled once a rollout is finished, got an empty replay buffer")
+        device = self.device if device is None else device
+        slots = slots % len(self._states)
+        n_rows = len(self._states) * self.n_steps
+        rows = (slots * self.n_steps + np.arange(self.n_steps + 1)[:, np.newaxis]) % n_rows
+        steps = {name: column.take(rows[:-1], envs) for name, column in self._steps.items()}
+        observations = {key: column.take(rows, envs) for key, column in self._observations.items()}
+        final_places = steps["final_place"].flatten()
+        final_steps = (final_places >= 0).nonzero().squeeze(-1)
+        finals = {key: take(table, final_places[final_steps]) for key, table in self._finals.rows.items()}
+        rewards = steps["rewards"]
+        if env is not None:
+            rewards = th.from_numpy(env.normalize_reward(rewards.numpy()))
+        return SequenceBatch(
+            self._to_observations(observations, env, device),
+            steps["actions"].to(device),
+            steps["behaviour"].to(device),
+            rewards.to(device),
+            steps["terminated"].to(device),
+            steps["truncated"].to(device),
+            self._to_observations(finals, env, device),
+            final_steps.to(device),
+            take(self._states.flatten(0, 1), slots * self.n_envs + envs).to(device),
+            th.ones((self.n_steps, len(envs)), device=device),
+            slots,
+            envs,
+        )
+
+    def with_envs(self: SelfBuffer, n_envs: int) -> SelfBuffer:
+        """
+        The finished sequences, oldest first, in a buffer for another number of environments. Where their number is not
+        a multiple of ``n_envs``, the oldest ones fill the last rollout.
 
         :param n_envs: number of environments of the new buffer
         """
@@ -295,6 +301,7 @@ class SequenceReplayBuffer(ReplayBuffer):
             self.action_space,
             self.device,
             n_envs,
+            handle_timeout_termination=self.handle_timeout_termination,
             n_steps=self.n_steps,
             frame_stack=self.frame_stack,
             storage_device=self.storage_device,
@@ -304,136 +311,193 @@ class SequenceReplayBuffer(ReplayBuffer):
         for first in range(0, n_sequences, n_envs):
             sequences = np.arange(first, first + n_envs) % n_sequences
             slots = self.pos - (n_sequences - sequences + self.n_envs - 1) // self.n_envs
-            other._add_sequences(self._gather(slots, sequences % self.n_envs, None, th.device("cpu")))
+            other._add_sequences(self.gather(slots, sequences % self.n_envs, None, th.device("cpu")))
         return other
 
     def _add_sequences(self, batch: SequenceBatch) -> None:
-        """Add a rollout that does not go on where the last one ended."""
+        """Add a rollout that does not continue the last one."""
         self.end_episodes()
-        observations = dict(_columns(batch.observations))
-        following = {name: rows[1:].clone() for name, rows in observations.items()}
-        for name, finals in _columns(batch.final_observations):
-            following[name].flatten(0, 1)[batch.final_steps] = finals
+        observations = _by_key(batch.observations)
+        following = {key: rows[1:].clone() for key, rows in observations.items()}
+        for key, finals in _by_key(batch.final_observations).items():
+            following[key].flatten(0, 1)[batch.final_steps] = finals
         for step in range(self.n_steps):
             self.add(
-                self._from_columns({name: rows[step].numpy() for name, rows in observations.items()}),
-                self._from_columns({name: rows[step].numpy() for name, rows in following.items()}),
+                self._from_keys({key: rows[step].numpy() for key, rows in observations.items()}),
+                self._from_keys({key: rows[step].numpy() for key, rows in following.items()}),
                 batch.actions[step].numpy(),
                 batch.rewards[step].numpy(),
-                (batch.terminated | batch.truncated)[step].numpy(),
-                [{"TimeLimit.truncated": cut} for cut in batch.truncated[step].tolist()],
+                batch.ends[step].numpy(),
+                [{"TimeLimit.truncated": truncated} for truncated in batch.truncated[step].tolist()],
                 behaviour=batch.behaviour[step].numpy(),
                 states=batch.states.numpy(),
             )
 
+    def expect_frame_stack(self, n_frames: int) -> None:
+        """
+        Store each frame once, unless ``frame_stack`` was given or something is stored already.
+
+        :param n_frames: number of frames of the image observations, where it divides their channels
+        """
+        if self.frame_stack is None and not self._steps:
+            self._stacks = self._make_stacks(n_frames)
+
+    def state_dict(self) -> dict[str, Any]:
+        """
+        :return: everything that the buffer holds, as nested dicts of arrays (not copied) and plain values
+        """
+        state: dict[str, Any] = {
+            "sizes": {name: getattr(self, name) for name in ("buffer_size", "n_steps", "n_envs")},
+            "spaces": self._describe_spaces(),
+            "stacks": {key: list(stack) for key, stack in self._stacks.items()},
+            "pos": self.pos,
+            "full": self.full,
+            "step": self.step,
+            "ended": self._ended,
+            "columns": None,
+        }
+        if self._steps:
+            # The rows from the first of the ring up to the border row of the last finished slot, or all.
+            n_rows = len(self._states) * self.n_steps if self.full else self.pos * self.n_steps + 1
+            state["columns"] = {
+                "observations": {key: column.state_dict(n_rows) for key, column in self._observations.items()},
+                "steps": {name: column.state_dict(n_rows) for name, column in self._steps.items()},
+                "states": self._states,
+                "following": dict(self._following),
+                "finals": self._finals.state_dict(),
+            }
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """
+        :param state: what :meth:`state_dict` returned for a buffer of the same sizes
+        :raises ValueError: if it is the state of a buffer of other sizes or spaces
+        """
+        for name, value in state["sizes"].items():
+            if value != getattr(self, name):
+                raise ValueError(f"the replay buffer must have {name}={getattr(self, name)}, got {value}")
+        if state["spaces"] != self._describe_spaces():
+            raise ValueError(
+                f"the replay buffer must have observations and actions of {self._describe_spaces()}, got "
+                f"{state['spaces']}"
+            )
+        self.reset()
+        self._stacks = {key: FrameStack(*stack) for key, stack in state["stacks"].items()}
+        columns = state["columns"]
+        if columns is not None:
+            action, behaviour = (np.asarray(columns["steps"][name]["rollout"])[0] for name in ("actions", "behaviour"))
+            self._allocate(action, behaviour, np.asarray(columns["states"])[0])
+            for key, column in self._observations.items():
+                column.load_state_dict(columns["observations"][key])
+            for name, column in self._steps.items():
+                column.load_state_dict(columns["steps"][name])
+            self._states = th.as_tensor(columns["states"])
+            self._following = {key: np.array(columns["following"][key]) for key in self._following}
+            self._finals.load_state_dict(columns["finals"])
+        self.pos, self.full, self.step = state["pos"], state["full"], state["step"]
+        self._ended = np.array(state["ended"])
+
     def write(self, file: io.BufferedIOBase) -> None:
         """
-        Save the buffer without a second copy in memory: pickled without its ring, whose rows follow as they are.
+        Save the buffer, without a second copy of it in memory.
 
         :param file: to write to
         """
-        skeleton = copy(self)
-        skeleton._rows = {name: rows.to("meta") for name, rows in self._rows.items()}
-        pickle.dump(skeleton, file)
-        for rows in self._rows.values():
-            for slot in rows.view(-1, self.n_steps, *rows.shape[1:]):
-                file.write(slot.cpu().numpy())
+        write_state(file, self.state_dict())
 
-    @staticmethod
-    def read(file: io.BufferedIOBase) -> Any:
+    @classmethod
+    def read(
+        cls: type[SelfBuffer],
+        file: io.BufferedIOBase,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        device: th.device | str = "auto",
+        **kwargs: Any,
+    ) -> SelfBuffer:
         """
-        What :meth:`write` wrote, or whatever has been pickled.
+        Load what :meth:`write` wrote. Nothing of the file is run.
 
         :param file: to read from
-        :raises ValueError: if it ends too soon
+        :param observation_space: observation space
+        :param action_space: action space
+        :param device: device that batches are sent to
+        :param kwargs: further arguments of the constructor
+        :raises ValueError: if the file is another one, is damaged, or has other spaces
         """
-        buffer = pickle.load(file)
-        for name, rows in getattr(buffer, "_rows", {}).items():
-            if rows.is_meta:
-                buffer._rows[name] = buffer._read_rows(file, rows, name)
+        state = read_state(file, "the replay buffer")
+        try:
+            buffer = cls(
+                observation_space=observation_space,
+                action_space=action_space,
+                device=device,
+                **{**kwargs, **state["sizes"]},
+            )
+            buffer.load_state_dict(state)
+        except (KeyError, TypeError, IndexError, RuntimeError) as error:
+            raise ValueError(f"the replay buffer must be a whole file, got one that is damaged: {error}") from error
         return buffer
 
-    def _read_rows(self, file: io.BufferedIOBase, rows: th.Tensor, name: str) -> th.Tensor:
-        rows = th.empty_like(rows, device=self.storage_device if name in self._following else "cpu")
-        for slot in rows.view(-1, self.n_steps, *rows.shape[1:]):
-            there = slot.cpu().numpy()  # on the CPU these are the rows themselves
-            if file.readinto(there.reshape(-1).view(np.uint8)) != there.nbytes:
-                raise ValueError(f"a saved replay buffer must be whole, got a file that ends within {name!r}")
-            if slot.device.type != "cpu":
-                slot.copy_(th.from_numpy(there))
-        return rows
+    def _describe_spaces(self) -> dict[str, Any]:
+        """Shapes and types, as plain values."""
+        observations = {key: [list(space.shape), str(space.dtype)] for key, space in self._spaces().items()}
+        return {"observations": observations, "actions": [list(self.action_space.shape or ()), repr(self.action_space)]}
 
-    def expect_frame_stack(self, n_frames: int) -> None:
-        """
-        Store each frame once, unless ``frame_stack`` has been said or something is stored already.
-
-        :param n_frames: frames that the image observations are made of, where that divides their channels
-        """
-        if self.frame_stack is None and not self._rollout:
-            self._stacks = self._make_stacks(n_frames)
+    def _spaces(self) -> dict[str, Any]:
+        space = self.observation_space
+        return dict(space.spaces) if isinstance(space, spaces.Dict) else {"": space}
 
     def _make_stacks(self, frame_stack: int | dict[str, int]) -> dict[str, FrameStack]:
         stacks = {}
-        for name, space in _columns(self._observation_spaces()):
-            key = name.removeprefix("observations/")
+        for key, space in self._spaces().items():
             n_frames = frame_stack.get(key, 1) if isinstance(frame_stack, dict) else frame_stack
             stack = make_frame_stack(space, n_frames, strict=self.frame_stack is not None)
             if stack is not None:
-                stacks[name] = stack
+                stacks[key] = stack
         return stacks
 
-    def _observation_spaces(self) -> Any:
-        space = self.observation_space
-        return space.spaces if isinstance(space, spaces.Dict) else space
-
     def _allocate(self, action: np.ndarray, behaviour: np.ndarray, states: np.ndarray) -> None:
-        whole = {
-            name: np.zeros((self.n_envs, *space.shape), _STORED_AS.get(space.dtype, space.dtype))
-            for name, space in _columns(self._observation_spaces())
+        self._following = {
+            key: np.zeros((self.n_envs, *space.shape), _STORED_AS.get(space.dtype, space.dtype))
+            for key, space in self._spaces().items()
         }
-        stacks = {name: stack.split(whole[name]) for name, stack in self._stacks.items()}
-        columns: dict[str, tuple[tuple[int, ...], Any]] = {
-            "actions": (action.shape[1:], action.dtype),
-            "behaviour": (behaviour.shape[1:], np.float32),
-            "rewards": ((), np.float32),
-            "terminated": ((), np.bool_),
-            "truncated": ((), np.bool_),
-            "final_place": ((), np.int64),  # place in the table of final observations, -1 for none
-        }
-        for name, rows in whole.items():
-            columns[name] = (rows.shape[1:], rows.dtype)
-        for name, frames in stacks.items():
-            columns[name] = (frames.shape[2:], frames.dtype)
-            columns[f"age/{name}"] = ((), np.int8)  # rows since the stack last began anew, up to all that it reaches
-            columns[f"past/{name}"] = ((), np.int32)  # what was before, if it begins anew: a place, ZEROS or REPEATED
-        # Rows before the oldest that is sampled: its past, and one that the newest slot's border lies in.
+        # Rows before the oldest that is sampled: its past, and one for the border row of the newest slot.
         n_before = max((stack.n_frames for stack in self._stacks.values()), default=1)
-        n_ring_slots = self.n_slots + -(-n_before // self.n_steps)
-        self._warn_of_memory(n_ring_slots, columns, states.nbytes)
-        for name, (shape, dtype) in columns.items():
-            device = self.storage_device if name in whole else th.device("cpu")
-            n_steps = self.n_steps + name.startswith(("observations", "age/", "past/"))
-            self._rollout[name] = np.zeros((n_steps, self.n_envs, *shape), dtype)
-            ring = th.from_numpy(np.zeros((n_ring_slots * self.n_steps, self.n_envs, *shape), dtype))
-            self._rows[name] = ring.to(device)
-        self._rows["final_place"].fill_(-1)
-        self._states = th.from_numpy(np.zeros((n_ring_slots, *states.shape), np.float32))
-        self._following = whole
-        self._finals = _SideTable({name: self._no_rows(rows[0]) for name, rows in whole.items()})
-        for name, frames in stacks.items():
-            self._pasts[name] = _SideTable({"frames": self._no_rows(frames[0, :-1])})
-            self._rows[f"past/{name}"].fill_(_ZEROS)
+        n_slots = self.n_slots + -(-n_before // self.n_steps)
+        self._warn_of_memory(n_slots, action.nbytes + 4 * behaviour.size + 14 * self.n_envs, states.nbytes)
+        of_steps: dict[str, tuple[tuple[int, ...], Any, int]] = {
+            "actions": (action.shape, action.dtype, 0),
+            "behaviour": (behaviour.shape, np.float32, 0),
+            "rewards": ((self.n_envs,), np.float32, 0),
+            "terminated": ((self.n_envs,), np.bool_, 0),
+            "truncated": ((self.n_envs,), np.bool_, 0),
+            "final_place": ((self.n_envs,), np.int64, -1),  # place in the table of final observations, -1 for none
+        }
+        self._steps = {
+            name: Column(n_slots, self.n_steps, shape, dtype, fill=fill)
+            for name, (shape, dtype, fill) in of_steps.items()
+        }
+        for key, rows in self._following.items():
+            if key in self._stacks:
+                strict = self.frame_stack is not None
+                self._observations[key] = FrameColumn(
+                    n_slots, self.n_steps, self._stacks[key], rows, self.storage_device, strict
+                )
+            else:
+                self._observations[key] = Column(
+                    n_slots, self.n_steps, rows.shape, rows.dtype, True, self.storage_device
+                )
+        self._states = th.from_numpy(np.zeros((n_slots, *states.shape), np.float32))
+        self._finals = SideTable({key: rows[0] for key, rows in self._following.items()}, self.storage_device)
 
-    def _no_rows(self, row: np.ndarray) -> th.Tensor:
-        return th.from_numpy(np.zeros((0, *row.shape), row.dtype)).to(self.storage_device)
-
-    def _warn_of_memory(
-        self, n_ring_slots: int, columns: dict[str, tuple[tuple[int, ...], Any]], state_bytes: int
-    ) -> None:
-        row_bytes = sum(
-            self.n_envs * int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in columns.values()
-        )
-        needed = n_ring_slots * (self.n_steps * row_bytes + state_bytes)
+    def _warn_of_memory(self, n_slots: int, step_bytes: int, state_bytes: int) -> None:
+        """
+        :param step_bytes: bytes of a step of all environments without its observations
+        :param state_bytes: bytes of the recurrent states of all environments
+        """
+        for key, rows in self._following.items():
+            stack = self._stacks.get(key)
+            step_bytes += rows.nbytes if stack is None else rows.nbytes // stack.n_frames + 5 * self.n_envs
+        needed = n_slots * (self.n_steps * step_bytes + state_bytes)
         if self.storage_device.type == "cuda":
             available = th.cuda.mem_get_info(self.storage_device)[0]
         else:
@@ -445,148 +509,46 @@ class SequenceReplayBuffer(ReplayBuffer):
                 stacklevel=3,
             )
 
-    def _write_observations(self, name: str, step: int, rows: np.ndarray) -> None:
-        """Into the rollout under way: all of them, or the newest frames where they are stacks."""
-        if name not in self._stacks:
-            self._rollout[name][step] = rows
-            return
-        stack, last = self._stacks[name], self._last_stacks.get(name)
-        goes_on = np.zeros(self.n_envs, bool) if last is None else stack.goes_on(rows, last)
-        unexpected = ~(goes_on | self._ended)
-        # Of the border row the next step tells, before it is stored: this one is already.
-        if self.frame_stack is not None and step < self.n_steps and unexpected.any():
-            env = int(np.flatnonzero(unexpected)[0])
-            raise ValueError(
-                "frame_stack must be how many frames observations are made of: in the midst of an episode of "
-                f"environment {env} they are not the last ones and a new frame, got {self.frame_stack!r}"
-            )
-        frames = stack.split(rows)
-        ages, pasts = self._rollout[f"age/{name}"], self._rollout[f"past/{name}"]
-        ages[step] = np.where(goes_on, np.minimum(ages[(step - 1) % self.n_steps] + 1, stack.n_frames - 1), 0)
-        pasts[step] = _ZEROS
-        for env in np.flatnonzero(~goes_on).tolist():
-            pasts[step, env] = self._keep_past(name, frames[env])
-        self._rollout[name][step] = frames[:, -1]
-        if step < self.n_steps:  # the border row comes again as the next slot's first
-            self._last_stacks[name] = np.array(rows)
-
-    def _keep_past(self, name: str, frames: np.ndarray) -> int:
-        """What comes before the newest frame: a place in a table unless it is one of two common things."""
-        if not frames[:-1].any():
-            return _ZEROS
-        if (frames[:-1] == frames[-1]).all():
-            return _REPEATED
-        return self._pasts[name].put({"frames": frames[:-1]})
-
     def _truncate(self, columns: dict[str, np.ndarray], row: int, envs: np.ndarray) -> None:
         """Mark the last step, in the row ``row`` of the columns, as truncated for some environments."""
         columns["truncated"][row] |= envs
         for env in np.flatnonzero(envs):
-            final = {name: rows[env] for name, rows in self._following.items()}
+            final = {key: rows[env] for key, rows in self._following.items()}
             columns["final_place"][row, env] = self._finals.put(final)
 
     def _finish_slot(self) -> None:
         """Move the rollout under way into the ring, over a slot that is not sampled."""
-        for name, rows in self._following.items():
-            self._write_observations(name, self.n_steps, rows)
-        slot = slice(self.pos * self.n_steps, (self.pos + 1) * self.n_steps)
-        self._finals.free(self._rows["final_place"][slot])
-        for name, pasts in self._pasts.items():
-            pasts.free(self._rows[f"past/{name}"][slot])
-        for name, column in self._rollout.items():
-            self._rows[name][slot] = th.from_numpy(column[: self.n_steps])
+        for key, rows in self._following.items():
+            self._observations[key].write(self.n_steps, rows, self._ended)
+        first = self.pos * self.n_steps
+        self._finals.free(self._steps["final_place"].ring[first : first + self.n_steps])
+        for column in (*self._steps.values(), *self._observations.values()):
+            column.finish(self.pos)
         self.step = 0
         self.full = self.full or self.pos + 1 == self.n_slots
         self.pos = (self.pos + 1) % len(self._states)
-        border = self.pos * self.n_steps
-        for name, pasts in self._pasts.items():
-            pasts.free(self._rows[f"past/{name}"][border])
-        for name, column in self._rollout.items():
-            if len(column) > self.n_steps:
-                self._rows[name][border] = th.from_numpy(column[self.n_steps])
-
-    def _gather(
-        self, slots: np.ndarray, envs: np.ndarray, env: VecNormalize | None, device: th.device
-    ) -> SequenceBatch:
-        """The sequences of some slots (integers, modulo the ring) and environments, time-major."""
-        if not self.size():
-            raise ValueError("sequences can be sampled once a rollout is finished, got an empty replay buffer")
-        n_rows = len(self._rows["rewards"])
-        rows = (slots * self.n_steps + np.arange(self.n_steps + 1)[:, np.newaxis]) % n_rows
-        slot_places = th.from_numpy(slots % len(self._states) * self.n_envs + envs)
-        steps = th.from_numpy(rows[:-1] * self.n_envs + envs)
-        taken = {
-            name: _take(column.flatten(0, 1), steps)
-            for name, column in self._rows.items()
-            if len(self._rollout[name]) == self.n_steps
-        }
-        observations = {name: self._take_observations(name, rows, envs) for name in self._following}
-        final_places = taken["final_place"].flatten()
-        final_steps = (final_places >= 0).nonzero().squeeze(-1)
-        finals = {name: _take(table, final_places[final_steps]) for name, table in self._finals.rows.items()}
-        rewards = taken["rewards"]
-        if env is not None:
-            rewards = th.from_numpy(env.normalize_reward(rewards.numpy()))
-        return SequenceBatch(
-            self._to_observations(observations, env, device),
-            taken["actions"].to(device),
-            taken["behaviour"].to(device),
-            rewards.to(device),
-            taken["terminated"].to(device),
-            taken["truncated"].to(device),
-            self._to_observations(finals, env, device),
-            final_steps.to(device),
-            self._states.flatten(0, 1).index_select(0, slot_places).to(device),
-            envs,
-        )
-
-    def _take_observations(self, name: str, rows: np.ndarray, envs: np.ndarray) -> th.Tensor:
-        """What was observed in some rows of the ring, ``[T + 1, B]``, by the environments ``[B]``."""
-        column = self._rows[name].flatten(0, 1)
-        if name not in self._stacks:
-            return _take(column, th.from_numpy(rows * self.n_envs + envs))
-        stack, n_rows = self._stacks[name], len(self._rows[name])
-        ages = self._rows[f"age/{name}"].numpy()[rows, envs].astype(np.int64)[..., np.newaxis]
-        pasts = self._rows[f"past/{name}"].numpy()[rows - ages[..., 0], envs][..., np.newaxis]
-        back = np.arange(stack.n_frames)[::-1]  # how many rows before, for each frame of a stack
-        # What came before a stack began anew is, for now, the first frame again.
-        sources = (rows[..., np.newaxis] - np.minimum(back, ages)) % n_rows * self.n_envs + envs[:, np.newaxis]
-        frames = _take(column, th.from_numpy(sources))
-        older = back > ages
-        blank = (older & (pasts == _ZEROS)).nonzero()
-        kept = (older & (pasts >= 0)).nonzero()
-        if len(blank[0]):
-            frames[tuple(map(th.from_numpy, blank))] = 0
-        if len(kept[0]):
-            place, newer = np.broadcast_to(pasts, older.shape)[kept], (back - ages)[kept]
-            table = self._pasts[name].rows["frames"]
-            frames[tuple(map(th.from_numpy, kept))] = table[th.from_numpy(place), th.from_numpy(-newer)]
-        stacks = stack.join(frames.flatten(0, 1))
-        return stacks.view(*rows.shape, *stacks.shape[1:])
 
     def _to_observations(
         self, columns: dict[str, th.Tensor], env: VecNormalize | None, device: th.device
     ) -> PyTorchObs:
         if env is not None:
-            normalized = env.normalize_obs(self._from_columns({name: rows.numpy() for name, rows in columns.items()}))
-            columns = {name: th.from_numpy(rows) for name, rows in _columns(normalized)}
-        observations: PyTorchObs = self._from_columns({name: rows.to(device) for name, rows in columns.items()})
+            normalized = env.normalize_obs(self._from_keys({key: rows.numpy() for key, rows in columns.items()}))
+            columns = {key: th.from_numpy(rows) for key, rows in _by_key(normalized).items()}
+        observations: PyTorchObs = self._from_keys({key: rows.to(device) for key, rows in columns.items()})
         return observations
 
-    def _from_columns(self, columns: dict[str, Any]) -> Any:
-        """The inverse of :func:`_columns`."""
-        if isinstance(self.observation_space, spaces.Dict):
-            return {name.removeprefix("observations/"): rows for name, rows in columns.items()}
-        return columns["observations"]
+    def _from_keys(self, columns: dict[str, Any]) -> Any:
+        """The inverse of :func:`_by_key`."""
+        return columns if isinstance(self.observation_space, spaces.Dict) else columns[""]
 
 
-def _columns(observations: Any) -> Iterator[tuple[str, Any]]:
-    """Observations, or whatever has their structure, by the names of the columns that store them."""
+def _by_key(observations: Any) -> dict[str, Any]:
+    """Observations of a Dict space as they are, others under the key ""."""
+    return observations if isinstance(observations, dict) else {"": observations}
+
+
+def _map(observations: PyTorchObs, function: Any) -> Any:
+    """``function`` of observations, key by key where they are dicts."""
     if isinstance(observations, dict):
-        yield from ((f"observations/{key}", part) for key, part in observations.items())
-    else:
-        yield "observations", observations
-
-
-def _take(table: th.Tensor, places: th.Tensor) -> th.Tensor:
-    return table.index_select(0, places.flatten().to(table.device)).view(*places.shape, *table.shape[1:])
+        return {key: function(rows) for key, rows in observations.items()}
+    return function(observations)

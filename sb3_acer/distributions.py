@@ -1,18 +1,26 @@
 """
-One family of distributions for each action space: from a network's outputs to statistics, and from statistics to
-log-probabilities, ratios, entropies, divergences and samples.
+One family of action distributions per action space. A family turns a network's outputs into statistics, and statistics
+into log-probabilities, importance ratios, entropies, divergences and samples.
 
-Statistics are plain tensors ``[..., P]``: what the trust region acts on and what the buffer stores, whatever the space.
-Actions are ``[..., D]``, D components each, as the policy samples them: indices from 0, or a vector before clipping.
+Statistics are plain tensors ``[..., P]``. The trust region acts on them and the buffer stores them. Actions are
+``[..., D]`` with D components, as the policy samples them: indices that start at 0, or a vector before clipping.
 """
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
 import torch as th
 from gymnasium import spaces
+from stable_baselines3.common.distributions import (
+    BernoulliDistribution,
+    CategoricalDistribution,
+    DiagGaussianDistribution,
+    Distribution,
+    MultiCategoricalDistribution,
+)
 from torch.nn import functional as F
 
 Array = TypeVar("Array", np.ndarray, th.Tensor)
@@ -21,31 +29,34 @@ EPSILON = 1e-6
 """The floor of a probability inside a logarithm or a denominator, as in stable-baselines' ACER."""
 
 MAX_LOG_RATIO = 60.0
-"""Ratios of densities stop at e^60: beyond every truncation constant, and their sums are finite in float32."""
+"""Importance ratios are at most e^60. This exceeds every truncation constant, and sums of them fit into float32."""
 
 
 class Family(ABC):
     """
     A parametric family of action distributions.
 
-    :param action_space: the space that the actions are of
+    A new family defines the abstract methods. The methods that compute gradients have defaults by autograd; a family
+    overrides them with closed forms for speed.
+
+    :param action_space: the action space
     """
 
     n_stats: int
     """P, the number of statistics of a state's distribution."""
     n_outputs: int
-    """The number of outputs that the policy network needs to have."""
+    """The number of outputs of the policy network."""
     n_log_std: int = 0
-    """The number of logarithms of standard deviations, which do not depend on the state."""
+    """The number of logarithms of standard deviations that do not depend on the state."""
     n_components: int
     """D, the number of components of an action."""
     n_features: int
-    """Width of an action as a network's input, see :meth:`encode`."""
+    """The width of an action as input of a network, see :meth:`encode`."""
     action_dtype: th.dtype
     enumerable: bool = False
-    """Whether a critic can judge all actions at once."""
+    """Whether the critic evaluates all actions of a state at once."""
     trace_root: int = 1
-    """d in Retrace's trace coefficient min(1, rho^(1/d))."""
+    """d of the trace coefficients min(1, rho^(1/d))."""
 
     def __init__(self, action_space: spaces.Space[Any]) -> None:
         self.action_space = action_space
@@ -53,8 +64,8 @@ class Family(ABC):
     @abstractmethod
     def statistics(self, outputs: th.Tensor, log_std: th.Tensor | None) -> th.Tensor:
         """
-        :param outputs: a policy network's outputs, ``[..., n_outputs]``
-        :param log_std: logarithms of standard deviations, ``[n_log_std]``; None if there are none
+        :param outputs: outputs of a policy network, ``[..., n_outputs]``
+        :param log_std: logarithms of standard deviations, ``[n_log_std]``; None if ``n_log_std`` is 0
         :return: statistics of the distributions, ``[..., P]``
         """
 
@@ -63,25 +74,18 @@ class Family(ABC):
         """
         :param stats: ``[..., P]``
         :param actions: ``[..., D]``; leading axes broadcast against those of ``stats``
-        :return: logarithm of the actions' mass or density, ``[...]``
+        :return: logarithm of the actions' probability or density, finite, ``[...]``
         """
 
-    @abstractmethod
-    def ratio(self, stats: th.Tensor, behaviour: th.Tensor, actions: th.Tensor) -> th.Tensor:
-        """
-        Importance ratios rho = pi(a|x) / mu(a|x), always finite.
-
-        :param stats: statistics of pi, ``[..., P]``
-        :param behaviour: statistics of mu, ``[..., P]``
-        :param actions: ``[..., D]``
-        :return: ``[...]``
-        """
+    def log_likelihood(self, stats: th.Tensor, actions: th.Tensor) -> th.Tensor:
+        """:meth:`log_prob` without the floor of :data:`EPSILON`: minus infinity where the probability is 0."""
+        return self.log_prob(stats, actions)
 
     @abstractmethod
     def entropy(self, stats: th.Tensor) -> th.Tensor:
         """
         :param stats: ``[..., P]``
-        :return: entropy in nats (differential where actions are continuous), ``[...]``
+        :return: entropy in nats, of continuous actions the differential entropy, ``[...]``
         """
 
     @abstractmethod
@@ -94,7 +98,35 @@ class Family(ABC):
         :return: ``[...]``
         """
 
-    @abstractmethod
+    def ratio(self, stats: th.Tensor, behaviour: th.Tensor, actions: th.Tensor) -> th.Tensor:
+        """
+        Importance ratios rho = pi(a|x) / mu(a|x) (equation 4 of the paper), always finite.
+
+        :param stats: statistics of pi, ``[..., P]``
+        :param behaviour: statistics of mu, ``[..., P]``
+        :param actions: ``[..., D]``
+        :return: ``[...]``
+        """
+        # A difference of logarithms: the product of many factors' ratios can overflow float32 on the way.
+        log_ratio = self.log_likelihood(stats, actions) - self.log_prob(behaviour, actions)
+        return log_ratio.clamp(max=MAX_LOG_RATIO).exp()
+
+    def ratios(
+        self, stats: th.Tensor, behaviour: th.Tensor, actions: th.Tensor, candidates: th.Tensor
+    ) -> tuple[th.Tensor, th.Tensor]:
+        """
+        Importance ratios of the actions taken and of the candidates, see :meth:`ratio`.
+
+        :param stats: statistics of pi, ``[..., P]``
+        :param behaviour: statistics of mu, ``[..., P]``
+        :param actions: the actions taken, ``[..., D]``
+        :param candidates: ``[..., K, D]``
+        :return: ``[...]`` and ``[..., K]``
+        """
+        every = th.cat((actions.unsqueeze(-2), candidates), -2)
+        ratios = self.ratio(stats.unsqueeze(-2), behaviour.unsqueeze(-2), every)
+        return ratios[..., 0], ratios[..., 1:]
+
     def kl_gradient(self, stats: th.Tensor, other: th.Tensor) -> th.Tensor:
         """
         Gradient of KL(stats || other) with respect to ``other``.
@@ -103,17 +135,17 @@ class Family(ABC):
         :param other: ``[..., P]``
         :return: ``[..., P]``
         """
+        return _gradient(lambda x: self.kl(stats, x), other)
 
-    @abstractmethod
     def entropy_gradient(self, stats: th.Tensor) -> th.Tensor:
         """
-        Gradient of :meth:`entropy`.
+        Gradient of :meth:`entropy` with respect to the statistics.
 
         :param stats: ``[..., P]``
         :return: ``[..., P]``
         """
+        return _gradient(self.entropy, stats)
 
-    @abstractmethod
     def score(self, stats: th.Tensor, actions: th.Tensor, weights: th.Tensor) -> th.Tensor:
         """
         Gradient of sum_k weights_k log pi(actions_k | x) with respect to the statistics.
@@ -123,11 +155,28 @@ class Family(ABC):
         :param weights: ``[..., K]``
         :return: ``[..., P]``
         """
+        return _gradient(lambda x: (weights * self.log_prob(x.unsqueeze(-2), actions)).sum(-1), stats)
+
+    def gain_gradient(
+        self, stats: th.Tensor, actions: th.Tensor, weight: th.Tensor, candidates: th.Tensor, weights: th.Tensor
+    ) -> th.Tensor:
+        """
+        Gradient of weight log pi(actions | x) + sum_k weights_k log pi(candidates_k | x), see :meth:`score`.
+
+        :param stats: ``[..., P]``
+        :param actions: the actions taken, ``[..., D]``
+        :param weight: their weight, ``[...]``
+        :param candidates: ``[..., K, D]``
+        :param weights: the candidates' weights, ``[..., K]``
+        :return: ``[..., P]``
+        """
+        every = th.cat((actions.unsqueeze(-2), candidates), -2)
+        return self.score(stats, every, th.cat((weight.unsqueeze(-1), weights), -1))
 
     @abstractmethod
     def sample(self, stats: th.Tensor, uniforms: th.Tensor) -> th.Tensor:
         """
-        Samples by inversion: uniform numbers in, actions out. Whoever owns the random numbers owns the randomness.
+        Sample by inversion of the cumulative distribution. All randomness comes from the caller's uniform numbers.
 
         :param stats: ``[..., P]``
         :param uniforms: independent and uniform on [0, 1), float64, ``[..., D]``
@@ -136,7 +185,7 @@ class Family(ABC):
 
     def act(self, stats: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
         """
-        :meth:`sample` for N environments.
+        :meth:`sample` for N environments, on arrays.
 
         :param stats: ``[N, P]``
         :param uniforms: ``[N, D]``
@@ -155,33 +204,29 @@ class Family(ABC):
     def encode(self, actions: th.Tensor) -> th.Tensor:
         """
         :param actions: ``[..., D]``
-        :return: the actions as a network's input, ``[..., n_features]``: one-hot, multi-hot, or vectors as the
-            environment gets them, clipped to their bounds, which are scaled to -1 and 1
+        :return: the actions as input of a network, ``[..., n_features]``: one-hot or multi-hot, or a vector clipped to
+            the bounds of the space and scaled to [-1, 1]
         """
 
     @abstractmethod
     def to_env(self, actions: np.ndarray) -> np.ndarray:
         """
         :param actions: ``[N, D]``
-        :return: N elements of the action space, of its shape and dtype
+        :return: N elements of the action space, in its shape and dtype
         """
 
     def from_env(self, actions: np.ndarray) -> np.ndarray:
         """
-        The inverse of :meth:`to_env`, but that continuous actions may lie outside their bounds.
+        The inverse of :meth:`to_env`. Continuous actions may lie outside the bounds of the space.
 
         :param actions: one element of the action space, or N of them
         :return: ``[N, D]``
-        :raises ValueError: if they are no elements of the space
+        :raises ValueError: if they are not elements of the space
         """
         shape, given = self.action_space.shape or (), np.asarray(actions)
         if given.shape not in (shape, (len(given) if given.ndim else 1, *shape)):
             raise ValueError(f"actions must be of {self.action_space!r}, got an array of shape {given.shape}")
         return self._components(given.reshape(-1, *shape)).reshape(-1, self.n_components)
-
-    def log_likelihood(self, stats: th.Tensor, actions: th.Tensor) -> th.Tensor:
-        """:meth:`log_prob` without a floor: the logarithm of 0 is minus infinity."""
-        return self.log_prob(stats, actions)
 
     @abstractmethod
     def _components(self, actions: np.ndarray) -> np.ndarray:
@@ -190,52 +235,35 @@ class Family(ABC):
     @abstractmethod
     def action_probability(self, stats: np.ndarray) -> Any:
         """
-        The distribution as stable-baselines documented it.
+        The distribution in the form that stable-baselines documents.
 
         :param stats: ``[N, P]``
-        :return: Discrete: probabilities of the actions, ``[N, n]``; MultiDiscrete: a list of such, one a factor;
+        :return: Discrete: probabilities of the actions, ``[N, n]``; MultiDiscrete: a list of such, one per factor;
             MultiBinary: probabilities of 1, ``[N, D]``; Box: mean and standard deviation, ``[N, ...]`` each
         """
 
-    def ratios(
-        self, stats: th.Tensor, behaviour: th.Tensor, actions: th.Tensor, candidates: th.Tensor
-    ) -> tuple[th.Tensor, th.Tensor]:
+    @abstractmethod
+    def distribution(self, stats: th.Tensor) -> Distribution:
         """
-        Importance ratios of the actions taken and of the candidates, see :meth:`ratio`.
+        :param stats: ``[N, P]``
+        :return: SB3's own distribution with these statistics
+        """
 
-        :param stats: statistics of pi, ``[..., P]``
-        :param behaviour: statistics of mu, ``[..., P]``
-        :param actions: the actions taken, ``[..., D]``
-        :param candidates: ``[..., K, D]``
-        :return: ``[...]`` and ``[..., K]``
-        """
-        every = th.cat((actions.unsqueeze(-2), candidates), -2)
-        ratios = self.ratio(stats.unsqueeze(-2), behaviour.unsqueeze(-2), every)
-        return ratios[..., 0], ratios[..., 1:]
 
-    def gain_gradient(
-        self, stats: th.Tensor, actions: th.Tensor, weight: th.Tensor, candidates: th.Tensor, weights: th.Tensor
-    ) -> th.Tensor:
-        """
-        Gradient of weight log pi(actions | x) + sum_k weights_k log pi(candidates_k | x), see :meth:`score`.
-
-        :param stats: ``[..., P]``
-        :param actions: the actions taken, ``[..., D]``
-        :param weight: their weight, ``[...]``
-        :param candidates: ``[..., K, D]``
-        :param weights: the candidates' weights, ``[..., K]``
-        :return: ``[..., P]``
-        """
-        every = th.cat((actions.unsqueeze(-2), candidates), -2)
-        return self.score(stats, every, th.cat((weight.unsqueeze(-1), weights), -1))
+def _gradient(function: Callable[[th.Tensor], th.Tensor], at: th.Tensor) -> th.Tensor:
+    """Gradient of the function's values ``[...]`` with respect to the row of ``[..., P]`` that each depends on."""
+    with th.enable_grad():
+        x = at.detach().requires_grad_()
+        return th.autograd.grad(function(x).sum(), x, materialize_grads=True)[0]
 
 
 class Categorical(Family):
     """
-    Independent categorical factors; the statistics are their probabilities side by side. Discrete is one factor,
-    MultiDiscrete some, MultiBinary as many as it has bits, with two outcomes each.
+    Independent categorical factors. The statistics are the probabilities of all factors' outcomes, side by side.
 
-    :param action_space: the space that the actions are of
+    Discrete has one factor, MultiDiscrete one per component, MultiBinary one per bit with two outcomes.
+
+    :param action_space: the action space
     :param sizes: number of outcomes of each factor
     """
 
@@ -249,12 +277,12 @@ class Categorical(Family):
         self.width = max(sizes)
         self.shape, self.dtype = action_space.shape or (), action_space.dtype
         self.start = getattr(action_space, "start", 0)
-        # Factors of unequal sizes are padded to one width, so that every quantity is one operation over all factors.
+        # Factors of unequal sizes are padded to one width, so that one operation serves all factors.
         present = th.arange(self.width) < th.tensor(sizes).unsqueeze(-1)
         self._present = None if present.all() else present.flatten().nonzero().squeeze(-1)
 
     def _factors(self, stats: th.Tensor, absent: float = 0.0) -> th.Tensor:
-        """``[..., P]`` to ``[..., D, width]``, with the value ``absent`` where a factor has no such outcome."""
+        """``[..., P]`` to ``[..., D, width]``. Outcomes that a factor does not have get the value ``absent``."""
         shape = (*stats.shape[:-1], self.n_components, self.width)
         if self._present is None:
             return stats.view(shape)
@@ -280,11 +308,6 @@ class Categorical(Family):
 
     def log_likelihood(self, stats: th.Tensor, actions: th.Tensor) -> th.Tensor:
         return self._pick(stats, actions).log().sum(-1)
-
-    def ratio(self, stats: th.Tensor, behaviour: th.Tensor, actions: th.Tensor) -> th.Tensor:
-        # prod p / (mu + epsilon), as a sum of logarithms: a product of many factors can exceed float32 on its way.
-        log_ratio = (self._pick(stats, actions).log() - (self._pick(behaviour, actions) + EPSILON).log()).sum(-1)
-        return log_ratio.clamp(max=MAX_LOG_RATIO).exp()
 
     def entropy(self, stats: th.Tensor) -> th.Tensor:
         return -(stats * (stats + EPSILON).log()).sum(-1)
@@ -327,12 +350,15 @@ class Categorical(Family):
     def action_probability(self, stats: np.ndarray) -> Any:
         return np.split(stats, np.cumsum(self.sizes)[:-1], axis=-1)
 
+    def distribution(self, stats: th.Tensor) -> Distribution:
+        return MultiCategoricalDistribution(self.sizes).proba_distribution(_logits(stats))
+
 
 class Binary(Categorical):
     """
-    As many factors as the space has bits.
+    One factor of two outcomes per bit.
 
-    :param action_space: the MultiBinary space that the actions are of
+    :param action_space: the MultiBinary action space
     """
 
     def __init__(self, action_space: spaces.MultiBinary) -> None:
@@ -341,12 +367,16 @@ class Binary(Categorical):
     def action_probability(self, stats: np.ndarray) -> Any:
         return stats[..., 1::2]
 
+    def distribution(self, stats: th.Tensor) -> Distribution:
+        logits = _logits(stats)
+        return BernoulliDistribution(self.n_components).proba_distribution(logits[..., 1::2] - logits[..., ::2])
+
 
 class Enumerated(Categorical):
     """
-    One categorical factor whose outcomes are few enough to go through them all: every one is a candidate.
+    One categorical factor. Its outcomes are few enough to enumerate: every action is a candidate.
 
-    :param action_space: the Discrete space that the actions are of
+    :param action_space: the Discrete action space
     """
 
     enumerable = True
@@ -357,14 +387,17 @@ class Enumerated(Categorical):
     def action_probability(self, stats: np.ndarray) -> Any:
         return stats
 
+    def distribution(self, stats: th.Tensor) -> Distribution:
+        return CategoricalDistribution(self.n_stats).proba_distribution(_logits(stats))
+
     def statistics(self, outputs: th.Tensor, log_std: th.Tensor | None) -> th.Tensor:
         return outputs.softmax(-1)
 
     def act(self, stats: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
-        # On a few numbers numpy's operations take a third of the time of torch's.
+        # numpy takes a third of torch's time for so few numbers.
         return _invert(stats, uniforms)[:, np.newaxis]
 
-    # All actions are candidates, in their order: tables serve where other families go through lists of actions.
+    # The candidates are all actions in order, so the statistics themselves are the table of their probabilities.
 
     def ratios(
         self, stats: th.Tensor, behaviour: th.Tensor, actions: th.Tensor, candidates: th.Tensor
@@ -378,10 +411,14 @@ class Enumerated(Categorical):
         return weights.scatter_add(-1, actions, weight.unsqueeze(-1)) / (stats + EPSILON)
 
 
+def _logits(probabilities: th.Tensor) -> th.Tensor:
+    return probabilities.clamp(min=th.finfo(probabilities.dtype).tiny).log()
+
+
 def _invert(probabilities: Array, uniforms: Array) -> Array:
     """
-    The outcome at which the cumulated probabilities ``[..., n]`` pass the uniform numbers ``[..., 1]``. Their products
-    with the whole sum are float64 and below it, so that an outcome of probability 0 is never drawn.
+    The outcome at which the cumulated probabilities ``[..., n]`` exceed the uniform numbers ``[..., 1]`` times their
+    sum. The product is float64 and less than the sum, so an outcome of probability 0 is never drawn.
     """
     cumulated = probabilities.cumsum(-1)
     outcomes: Array = (cumulated <= uniforms * cumulated[..., -1:]).sum(-1)
@@ -390,12 +427,13 @@ def _invert(probabilities: Array, uniforms: Array) -> Array:
 
 class DiagonalGaussian(Family):
     """
-    Gaussian with a diagonal covariance; the statistics are the means, then the standard deviations. Actions are stored
-    and judged as sampled; only the environment gets them clipped to the bounds of its space.
+    Gaussian with a diagonal covariance. The statistics are the means, followed by the standard deviations.
 
-    :param action_space: the Box that the actions are of; a bound may be infinite
-    :param learn_log_std: whether standard deviations are learnt. If not, they are none of the statistics that the trust
-        region acts on, and no gradient has a part for them.
+    Actions are stored and evaluated as sampled. Only the environment gets them clipped to the bounds of its space.
+
+    :param action_space: the Box action space; bounds may be infinite
+    :param learn_log_std: whether standard deviations are learnt. If not, all gradients with respect to them are 0, and
+        the trust region acts on the means alone, as in the paper.
     """
 
     action_dtype = th.float32
@@ -481,14 +519,18 @@ class DiagonalGaussian(Family):
         mean, std = np.split(stats.reshape(len(stats), 2, *self.low.shape), 2, axis=1)
         return mean[:, 0], std[:, 0]
 
+    def distribution(self, stats: th.Tensor) -> Distribution:
+        mean, std = stats.chunk(2, -1)
+        return DiagGaussianDistribution(self.n_components).proba_distribution(mean, std.log())
+
 
 def make_family(action_space: spaces.Space[Any], learn_log_std: bool = True) -> Family:
     """
-    The family for an action space: Discrete, MultiDiscrete and MultiBinary are categorical, Box is Gaussian.
+    The family of an action space: Discrete, MultiDiscrete and MultiBinary are categorical, Box is Gaussian.
 
-    :param action_space: the space
+    :param action_space: the action space
     :param learn_log_std: see :class:`DiagonalGaussian`
-    :raises ValueError: for any other space, and for bounds or shapes that cannot be honoured
+    :raises ValueError: for any other space, for MultiBinary of several dimensions, and for bounds that are NaN
     """
     if isinstance(action_space, spaces.Discrete):
         return Enumerated(action_space)

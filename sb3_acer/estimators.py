@@ -1,12 +1,25 @@
 """
-The mathematics of ACER (Wang et al., *Sample Efficient Actor-Critic with Experience Replay*, arXiv 1611.01224):
-pure functions of tensors, time-major, that know numbers and no policies.
+The equations of ACER (Wang et al., *Sample Efficient Actor-Critic with Experience Replay*, ICLR 2017, arXiv 1611.01224)
+as pure functions of tensors. Equation numbers are those of the paper.
 
-T is the number of steps of a sequence, B the number of sequences, K the number of candidate actions of a state and P
-the number of statistics of its distribution. Leading axes other than ``[T, B]`` work wherever nothing is said of time.
+Shapes are time-major: T steps, B sequences, K candidate actions per state, P statistics of a state's action
+distribution. Functions that do not mention time also accept other leading axes in place of ``[T, B]``.
+
+The importance ratio rho (equation 4) depends on the action space: see :meth:`sb3_acer.distributions.Family.ratio`.
 """
 
 import torch as th
+
+
+def retrace_traces(ratio: th.Tensor, d: int = 1) -> th.Tensor:
+    r"""
+    Trace coefficients of Retrace: :math:`c_t = \min(1, \rho_t^{1/d})` (equation 5; section 5.2 for d > 1).
+
+    :param ratio: importance ratios rho of the actions taken, ``[T, B]``
+    :param d: number of components of an action where actions are sampled, else 1
+    :return: coefficients in [0, 1], ``[T, B]``
+    """
+    return (ratio if d == 1 else ratio.pow(1 / d)).clamp(max=1)
 
 
 def off_policy_returns(
@@ -18,20 +31,21 @@ def off_policy_returns(
     continues: th.Tensor,
 ) -> th.Tensor:
     r"""
-    Off-policy corrected returns, by one backward recursion:
+    Off-policy corrected returns, by a backward recursion:
 
     .. math:: G_t = r_t + \gamma_t \left( V(x'_t) + n_t c_{t+1} \left( G_{t+1} - Q(x_{t+1}, a_{t+1}) \right) \right)
 
-    Traces :math:`c = \min(1, \rho^{1/d})` make it Retrace, :math:`Q^{ret}` (equation 5); :math:`c = 1` makes it
-    :math:`Q^{opc}` (appendix 3); :math:`c = 0` makes it the one-step target. Nothing follows the last step but its
-    ``next_values``, so terminations, time limits and the end of a sequence need no case of their own.
+    With the traces of :func:`retrace_traces` these are the Retrace targets :math:`Q^{ret}` (equation 5), with traces of
+    1 the :math:`Q^{opc}` (equation 21, appendix B), with traces of 0 the one-step targets. The last step has
+    ``next_values`` alone. Terminal states, time limits and the end of a sequence need no case of their own.
 
     :param rewards: rewards r, ``[T, B]``
-    :param discounts: gamma, or 0 where the step terminated its episode, ``[T, B]``
-    :param next_values: V of the step's true successor (of the final observation where a time limit cut), ``[T, B]``
+    :param discounts: the discount factor gamma, or 0 where the step terminated its episode, ``[T, B]``
+    :param next_values: V of the step's true successor x', which is the final observation where the step was truncated,
+        ``[T, B]``
     :param q_values: Q of the actions taken, ``[T, B]``; row 0 is not used
     :param traces: trace coefficients c in [0, 1], ``[T, B]``; row 0 is not used
-    :param continues: n, 0 where an episode ended at the step for whatever reason, else 1, ``[T, B]``
+    :param continues: n: 0 where the episode ended at the step, terminated or truncated, else 1, ``[T, B]``
     :return: the returns G, ``[T, B]``
     """
     # The recursion is G_t = offset_t + weight_t G_{t+1}. A pass of stride s leaves in row t the sum of 2s of its terms
@@ -49,10 +63,10 @@ def off_policy_returns(
 
 def truncated_weight(ratio: th.Tensor, advantage: th.Tensor, c: float) -> th.Tensor:
     r"""
-    What multiplies log pi(a_t | x_t) in :func:`truncated_gain`: :math:`\min(c, \rho_t) A_t`.
+    The factor of log pi(a_t | x_t) in :func:`truncated_gain`: :math:`\min(c, \rho_t) A_t`.
 
     :param ratio: importance ratios rho = pi / mu of the actions taken, ``[T, B]``
-    :param advantage: Q^ret - V, or Q^opc - V, ``[T, B]``
+    :param advantage: A: Q^ret - V, or Q^opc - V, ``[T, B]``
     :param c: truncation constant, >= 0
     :return: ``[T, B]``
     """
@@ -61,12 +75,12 @@ def truncated_weight(ratio: th.Tensor, advantage: th.Tensor, c: float) -> th.Ten
 
 def correction_weights(weights: th.Tensor, ratios: th.Tensor, advantages: th.Tensor, c: float) -> th.Tensor:
     r"""
-    What multiplies the candidates' log pi(a | x_t) in :func:`correction_gain`:
+    The factors of the candidates' log pi(a | x_t) in :func:`correction_gain`:
     :math:`w_a \left[ 1 - c / \rho(a) \right]_+ A(a)`.
 
     :param weights: w >= 0, ``[T, B, K]``
     :param ratios: importance ratios rho = pi / mu of the candidates, ``[T, B, K]``
-    :param advantages: Q - V of the candidates, ``[T, B, K]``
+    :param advantages: A = Q - V of the candidates, ``[T, B, K]``
     :param c: truncation constant, >= 0
     :return: ``[T, B, K]``
     """
@@ -76,13 +90,13 @@ def correction_weights(weights: th.Tensor, ratios: th.Tensor, advantages: th.Ten
 
 def truncated_gain(log_prob: th.Tensor, ratio: th.Tensor, advantage: th.Tensor, c: float) -> th.Tensor:
     r"""
-    The truncated importance-sampled policy gain of equation 9's first term:
+    The policy gain with a truncated importance ratio, first term of equations 7 to 9 and 15:
     :math:`\min(c, \rho_t) A_t \log \pi(a_t | x_t)`.
 
-    :param log_prob: log pi of the actions taken, ``[T, B]``: what a gradient goes through
+    :param log_prob: log pi of the actions taken, ``[T, B]``; gradients flow through it
     :param ratio: see :func:`truncated_weight`
-    :param advantage: see there
-    :param c: see there
+    :param advantage: see :func:`truncated_weight`
+    :param c: truncation constant, >= 0
     :return: ``[T, B]``
     """
     return truncated_weight(ratio, advantage, c) * log_prob
@@ -92,17 +106,17 @@ def correction_gain(
     log_probs: th.Tensor, weights: th.Tensor, ratios: th.Tensor, advantages: th.Tensor, c: float
 ) -> th.Tensor:
     r"""
-    The bias correction of equation 9's second term, as a weighted sum over candidate actions:
-    :math:`\sum_a w_a \left[ 1 - c / \rho(a) \right]_+ A(a) \log \pi(a | x)`.
+    The bias correction of the truncation, second term of equations 7 to 9 and 15, as a weighted sum over candidate
+    actions: :math:`\sum_a w_a \left[ 1 - c / \rho(a) \right]_+ A(a) \log \pi(a | x)`.
 
-    With every action a candidate and w = pi it is the expectation itself; with K actions sampled from pi and w = 1/K
-    its unbiased estimate.
+    It is exact if every action is a candidate and w = pi. With K candidates sampled from pi and w = 1/K it is an
+    unbiased estimate.
 
-    :param log_probs: log pi of the candidates, ``[T, B, K]``: what a gradient goes through
+    :param log_probs: log pi of the candidates, ``[T, B, K]``; gradients flow through them
     :param weights: see :func:`correction_weights`
-    :param ratios: see there
-    :param advantages: see there
-    :param c: see there
+    :param ratios: see :func:`correction_weights`
+    :param advantages: see :func:`correction_weights`
+    :param c: truncation constant, >= 0
     :return: ``[T, B]``
     """
     return (correction_weights(weights, ratios, advantages, c) * log_probs).sum(-1)
@@ -110,14 +124,15 @@ def correction_gain(
 
 def trust_region(g: th.Tensor, k: th.Tensor, delta: float) -> th.Tensor:
     r"""
-    The gradient nearest to g whose product with k is at most delta (equation 12, solved in closed form):
+    The vector z nearest to g with :math:`k^\top z \le \delta` (the problem of equation 11), in closed form
+    (equations 12 and 16):
 
     .. math:: z = g - \max\left( 0, \frac{k^\top g - \delta}{\|k\|^2} \right) k
 
-    :param g: gradient of each state's gain with respect to its statistics, ``[T, B, P]``
+    :param g: gradient of each state's gain with respect to its statistics (equation 10), ``[T, B, P]``
     :param k: gradient of KL(average || current) with respect to the same statistics, ``[T, B, P]``
     :param delta: bound on the linearised change of the divergence, >= 0
-    :return: z, ``[T, B, P]``; g itself where it is feasible
+    :return: z, ``[T, B, P]``; equal to g where g satisfies the constraint
     """
     excess = (th.linalg.vecdot(k, g) - delta).clamp(min=0)
     squared_norm = th.linalg.vecdot(k, k).clamp(min=th.finfo(k.dtype).tiny)  # k = 0 has no excess: 0 / tiny
@@ -127,14 +142,40 @@ def trust_region(g: th.Tensor, k: th.Tensor, delta: float) -> th.Tensor:
 
 def dueling(values: th.Tensor, advantage: th.Tensor, sampled_advantages: th.Tensor) -> th.Tensor:
     r"""
-    Stochastic dueling networks (equation 14):
+    Q of a stochastic dueling network (equation 13):
     :math:`\tilde Q(x, a) = V(x) + A(x, a) - \frac{1}{n} \sum_i A(x, u_i)` with :math:`u_i \sim \pi(\cdot | x)`,
     so that :math:`E_{a \sim \pi} E_u [\tilde Q(x, a)] = V(x)`.
 
     :param values: V, ``[T, B]``
-    :param advantage: A(x, a), ``[T, B]``, or ``[T, B, K]`` for K actions a state
+    :param advantage: A(x, a), ``[T, B]``, or ``[T, B, K]`` for K actions per state
     :param sampled_advantages: A(x, u_i) of n sampled actions, ``[T, B, n]``
     :return: Q~, of the shape of ``advantage``
     """
     baseline = values - sampled_advantages.mean(-1)
     return advantage + (baseline if advantage.dim() == baseline.dim() else baseline.unsqueeze(-1))
+
+
+def value_target(ratio: th.Tensor, q_ret: th.Tensor, q_values: th.Tensor, values: th.Tensor) -> th.Tensor:
+    r"""
+    Target of the V of a stochastic dueling network (equation 14):
+    :math:`V^{target} = \min(1, \rho_t) \left( Q^{ret} - \tilde Q(x_t, a_t) \right) + V(x_t)`.
+
+    :param ratio: importance ratios rho of the actions taken, ``[T, B]``
+    :param q_ret: Retrace targets, ``[T, B]``
+    :param q_values: Q~ of the actions taken, ``[T, B]``
+    :param values: V, ``[T, B]``
+    :return: ``[T, B]``
+    """
+    return ratio.clamp(max=1) * (q_ret - q_values) + values
+
+
+def critic_gradient(predictions: th.Tensor, targets: th.Tensor) -> th.Tensor:
+    r"""
+    Gradient of :math:`\frac{1}{2} (target - prediction)^2` with respect to the prediction (equation 6, of which this is
+    the negative, for descent).
+
+    :param predictions: Q of the actions taken, or V, ``[T, B]``
+    :param targets: the Retrace targets, or V^target, ``[T, B]``
+    :return: ``[T, B]``
+    """
+    return predictions - targets

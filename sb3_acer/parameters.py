@@ -1,42 +1,172 @@
-"""The optimiser of stable-baselines' ACER, one operation for all parameters together."""
+"""
+All parameters of a network as one vector: each step of the optimiser, the norm of the gradient, its clipping and the
+move of the average policy are then a few operations, however many layers there are.
+"""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch as th
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
+from torch import nn
+
+ELEMENTWISE: frozenset[Callable[..., th.optim.Optimizer]] = frozenset(
+    (
+        RMSpropTFLike,
+        th.optim.Adadelta,
+        th.optim.Adagrad,
+        th.optim.Adam,
+        th.optim.Adamax,
+        th.optim.AdamW,
+        th.optim.NAdam,
+        th.optim.RAdam,
+        th.optim.RMSprop,
+        th.optim.Rprop,
+        th.optim.SGD,
+    )
+)
+"""Optimisers whose step treats every number alike: one vector gets the same steps as its parts."""
+
+FUSED = (th.optim.Adam, th.optim.AdamW)
+"""Optimisers whose step torch has as one operation, on the CPU as well."""
 
 
-class RMSpropTF(RMSpropTFLike):
+class FlatParameters:
     """
-    SB3's :class:`RMSpropTFLike` (epsilon inside the root, slots that start at 1), with the same arguments, state and
-    steps. On small networks most of a step's time goes into launching operations; here there are five, however many
-    parameters.
+    Makes a module's parameters views of one vector, and their gradients views of another.
+
+    The module's parameters stay what they are to everyone else: ``state_dict``, ``parameters()`` and in-place changes
+    work as before. Where types, devices or ``requires_grad`` differ there is one vector for each combination.
+
+    :param module: the module; parameters that it gets later do not take part
     """
 
-    @th.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def __init__(self, module: nn.Module) -> None:
+        self.parameters = list(module.parameters())
+        groups: dict[Any, list[int]] = {}
+        for index, parameter in enumerate(self.parameters):
+            groups.setdefault((parameter.dtype, parameter.device, parameter.requires_grad), []).append(index)
+        self._groups = list(groups.values())
+        self.vectors = [
+            nn.Parameter(th.empty(0), requires_grad=self.parameters[group[0]].requires_grad) for group in self._groups
+        ]
+        self.attach()
+
+    def attach(self) -> None:
+        """Make the views anew, after something has replaced the parameters' memory: a move to another device, say."""
+        self._gradients: list[th.Tensor | None] = [None] * len(self.parameters)
+        self._frozen: list[tuple[nn.Parameter, th.Tensor]] = []
+        for vector, group in zip(self.vectors, self._groups, strict=True):
+            parameters = [self.parameters[index] for index in group]
+            first = parameters[0]
+            size = sum(parameter.numel() for parameter in parameters)
+            vector.data = th.empty(size, dtype=first.dtype, device=first.device)
+            vector.grad = th.zeros_like(vector) if vector.requires_grad else None
+            for parameter, view in zip(parameters, self._split(vector.data, group), strict=True):
+                view.copy_(parameter.data)
+                parameter.data = view
+            if vector.grad is not None:
+                for index, view in zip(group, self._split(vector.grad, group), strict=True):
+                    self._gradients[index] = self.parameters[index].grad = view
+
+    def without_gradients(self) -> None:
+        """Neither the vectors nor the parameters get gradients: for an average."""
+        for tensor in (*self.vectors, *self.parameters):
+            tensor.requires_grad_(False)
+            tensor.grad = None
+        self.attach()
+
+    def _split(self, vector: th.Tensor, group: list[int]) -> list[th.Tensor]:
+        """Views of a vector in the parameters' shapes and orders of memory, channels_last among them."""
+        views, start = [], 0
+        for index in group:
+            parameter = self.parameters[index]
+            strides = th.empty_like(parameter, device="meta", memory_format=th.preserve_format).stride()
+            views.append(vector.as_strided(parameter.shape, strides, start))
+            start += parameter.numel()
+        return views
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Also of a deep copy, whose parts are copied one by one."""
+        self.__dict__.update(state)
+        self.attach()
+
+    def of(self, vector: int, values: th.Tensor) -> dict[int, th.Tensor]:
+        """Parts of some values, as long as a vector, by the positions of the parameters that they belong to."""
+        return dict(zip(self._groups[vector], self._split(values, self._groups[vector]), strict=True))
+
+    def make_optimizer(
+        self, optimizer_class: Callable[..., th.optim.Optimizer], lr: float, kwargs: dict[str, Any]
+    ) -> th.optim.Optimizer:
         """
-        :param closure: evaluates the model again and returns the loss
-        :return: its loss
+        :param optimizer_class: an optimiser of torch's, or any other
+        :param lr: the initial learning rate
+        :param kwargs: its other arguments
+        :return: an optimiser of the vectors if it treats every number alike, else of the single parameters. Its
+            ``zero_grad`` and ``step`` work as those of any optimiser, also if the gradients have been replaced.
         """
-        if closure is not None or any(g["momentum"] or g["centered"] or g["weight_decay"] for g in self.param_groups):
-            return super().step(closure)
-        for group in self.param_groups:
-            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
-            if not parameters:
+        if optimizer_class not in ELEMENTWISE:
+            return optimizer_class([p for p in self.parameters if p.requires_grad], lr=lr, **kwargs)
+        learnt = [vector for vector in self.vectors if vector.requires_grad]
+        if optimizer_class in FUSED and not {"fused", "foreach", "capturable", "differentiable"} & set(kwargs):
+            kwargs = {**kwargs, "fused": all(vector.is_floating_point() for vector in learnt)}
+        optimizer = optimizer_class(learnt, lr=lr, **kwargs)
+        optimizer.zero_grad = self.zero_grad  # type: ignore[method-assign]
+        optimizer.register_step_pre_hook(self._before_step)
+        optimizer.register_step_post_hook(self._after_step)
+        return optimizer
+
+    def _before_step(self, *_: Any) -> None:
+        """Collect the gradients, and remember the parameters that are frozen by now."""
+        self._frozen = []
+        for parameter, gradient in zip(self.parameters, self._gradients, strict=True):
+            if gradient is None:
                 continue
-            gradients = [parameter.grad for parameter in parameters]
-            squares = []
-            for parameter in parameters:
-                state = self.state[parameter]
-                if not state:
-                    state["step"], state["square_avg"] = 0, th.ones_like(parameter, memory_format=th.preserve_format)
-                state["step"] += 1
-                squares.append(state["square_avg"])
-            th._foreach_mul_(squares, group["alpha"])
-            th._foreach_addcmul_(squares, gradients, gradients, 1 - group["alpha"])
-            roots = th._foreach_add(squares, group["eps"])
-            th._foreach_sqrt_(roots)
-            th._foreach_addcdiv_(parameters, gradients, roots, -group["lr"])
-        return None
+            if not parameter.requires_grad:
+                self._frozen.append((parameter, parameter.detach().clone()))
+            elif parameter.grad is None:
+                gradient.zero_()
+            elif parameter.grad is not gradient:
+                gradient.copy_(parameter.grad)
+
+    def _after_step(self, *_: Any) -> None:
+        for parameter, before in self._frozen:
+            parameter.data.copy_(before)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """
+        Set all gradients to 0. Those of parameters that a backward pass does not reach stay 0.
+
+        :param set_to_none: unused: the gradients stay views
+        """
+        for parameter, gradient in zip(self.parameters, self._gradients, strict=True):
+            if parameter.grad is not gradient:
+                parameter.grad = gradient
+        for vector in self.vectors:
+            if vector.grad is not None:
+                vector.grad.zero_()
+
+    def clip_grad_norm(self, max_norm: float | None) -> float:
+        """
+        Scale all gradients together to a norm of at most ``max_norm``.
+
+        :param max_norm: None for no bound
+        :return: the norm before
+        """
+        gradients = [vector.grad for vector in self.vectors if vector.grad is not None]
+        norm = math.hypot(*(th.linalg.vector_norm(gradient).item() for gradient in gradients))
+        if max_norm is not None and norm > max_norm:
+            for gradient in gradients:
+                gradient.mul_(max_norm / norm)
+        return norm
+
+    def average(self, other: "FlatParameters", alpha: float) -> None:
+        """
+        theta <- alpha theta + (1 - alpha) theta', with theta' those of another module of the same layout.
+
+        :param other: the other module's
+        :param alpha: the decay, in [0, 1]
+        """
+        for own, theirs in zip(self.vectors, other.vectors, strict=True):
+            own.data.lerp_(theirs.data, 1 - alpha)

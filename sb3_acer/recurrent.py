@@ -1,7 +1,12 @@
-"""LSTMs over sequences in which episodes end and begin, and one step at a time."""
+"""
+Recurrent modules, between the features and the heads of a policy. Their state is one vector per environment, 0 where an
+episode begins.
+
+To add one, subclass :class:`Recurrent`, or :class:`Gated` for a cell that PyTorch can run over packed sequences.
+"""
 
 from abc import ABC, abstractmethod
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch as th
@@ -9,42 +14,109 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
 
+class Recurrent(nn.Module, ABC):
+    """
+    What :class:`~sb3_acer.policies.ACERPolicy` needs of a recurrent module.
+
+    :param input_size: width of the features (I)
+    :param output_size: width of the output (H)
+    :param state_size: width of the state (W)
+    """
+
+    def __init__(self, input_size: int, output_size: int, state_size: int) -> None:
+        super().__init__()
+        self.input_size = input_size
+        self.output_size = output_size
+        self.state_size = state_size
+
+    @abstractmethod
+    def step(self, features: th.Tensor, states: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
+        """
+        One step of N environments.
+
+        :param features: ``[N, I]``
+        :param states: ``[N, W]``
+        :return: outputs, ``[N, H]``, and the states after the step, ``[N, W]``
+        """
+
+    @abstractmethod
+    def sequence(
+        self, features: th.Tensor, states: th.Tensor, ends: th.Tensor, final_steps: th.Tensor
+    ) -> tuple[th.Tensor, th.Tensor]:
+        """
+        B sequences of T + 1 rows, in which episodes end and begin. A new episode begins in the zero state.
+
+        :param features: ``[(T + 1) * B + F, I]``: the rows, time-major, then F final observations of truncated episodes
+        :param states: states at the first row of each sequence, ``[B, W]``
+        :param ends: whether an episode ended between a row and the next, bool, ``[T, B]``
+        :param final_steps: the row, as t * B + b, that each final observation follows in its episode, ``[F]``
+        :return: outputs in the order of the features, ``[(T + 1) * B + F, H]``, and the states after the last row of
+            each sequence, ``[B, W]``
+        """
+
+    @abstractmethod
+    def orthogonal_(self) -> None:
+        """Initialise the matrices orthogonally and the biases at 0."""
+
+
+class Identity(Recurrent):
+    """
+    No recurrence: the output is the input, and the state has width 0.
+
+    :param input_size: width of the features (I)
+    """
+
+    def __init__(self, input_size: int) -> None:
+        super().__init__(input_size, input_size, 0)
+
+    def step(self, features: th.Tensor, states: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
+        return features, states
+
+    def sequence(
+        self, features: th.Tensor, states: th.Tensor, ends: th.Tensor, final_steps: th.Tensor
+    ) -> tuple[th.Tensor, th.Tensor]:
+        return features, states
+
+    def orthogonal_(self) -> None:
+        """There is nothing to initialise."""
+
+
 class Segments(NamedTuple):
     """
-    How the rows of some sequences fall into stretches of one episode each.
+    The rows of some sequences, divided into segments that lie within one episode each.
 
-    Packed, as an LSTM takes them: the first rows of all segments, longest segment first, then the second rows of those
-    that have one, and so on. So one call runs all of them, wherever episodes begin, each from a state of its own.
+    The rows are packed as PyTorch's recurrent modules take them: the first rows of all segments, the longest segment
+    first, then the second rows of all segments that have one, and so on. One call runs all segments, wherever episodes
+    begin, each from a state of its own.
     """
 
     order: th.Tensor
-    """the rows as they are packed, ``[N]``"""
+    """the rows in packed order, ``[N]``"""
     places: th.Tensor
-    """the inverse of ``order``: where each row is packed, ``[N]``"""
+    """the inverse of ``order``, ``[N]``"""
     sizes: th.Tensor
-    """how many segments have a first row, a second row, and so on; on the CPU"""
+    """the number of segments that have a first row, a second row, and so on; on the CPU"""
     first: th.Tensor
     """the segment that each sequence begins with, ``[B]``"""
     last: th.Tensor
     """the segment that each sequence ends with, ``[B]``"""
 
 
-def make_segments(ends: th.Tensor, final_steps: th.Tensor | None = None) -> Segments:
+def make_segments(ends: th.Tensor, final_steps: th.Tensor) -> Segments:
     """
-    A final observation is the last row of the episode that it is from.
+    A final observation is the last row of its episode's segment.
 
-    :param ends: whether an episode ended between a row and the next, bool, ``[T, B]``: sequences of T + 1 rows
-    :param final_steps: the rows, as t * B + b, whose episode ended with an observation of its own, ``[F]``: these
-        observations follow as the rows (T + 1) * B and on
-    :return: the segments of these (T + 1) * B + F rows
+    :param ends: see :meth:`Recurrent.sequence`
+    :param final_steps: see :meth:`Recurrent.sequence`
+    :return: the segments of the (T + 1) * B + F rows
     """
     n_sequences = ends.shape[1]
     starts = np.zeros((len(ends) + 1, n_sequences), np.int64)
     starts[1:] = ends.cpu().numpy()
     times = np.arange(len(starts))[:, np.newaxis]
     positions = times - np.maximum.accumulate(times * starts)
-    names = starts.cumsum(0) * n_sequences + np.arange(n_sequences)  # 0 to B - 1 are the first segments'
-    cut = np.zeros(0, np.int64) if final_steps is None else final_steps.cpu().numpy()
+    names = starts.cumsum(0) * n_sequences + np.arange(n_sequences)  # the first segments have the names 0 to B - 1
+    cut = final_steps.cpu().numpy()
     position = np.concatenate((positions.ravel(), positions.ravel()[cut] + 1))
     segment, lengths = np.unique(np.concatenate((names.ravel(), names.ravel()[cut])), False, True, True)[1:]
     ranks = np.argsort(np.argsort(-lengths, kind="stable"))
@@ -57,64 +129,61 @@ def make_segments(ends: th.Tensor, final_steps: th.Tensor | None = None) -> Segm
     return Segments(order_, places_, th.from_numpy(np.bincount(position)), first_, last_)
 
 
-class Recurrent(nn.Module, ABC):
+class Gated(Recurrent):
     """
-    A recurrent network whose state is one vector an environment: the outputs h of all layers, then their cells c.
+    A recurrent network of layers of gated cells.
+
+    The state consists of ``n_parts`` parts, each with H numbers of every layer: the outputs h, and for an LSTM the
+    cells c after them.
 
     :param input_size: width of the features (I)
     :param hidden_size: width of the output (H)
-    :param n_layers: number of layers
+    :param n_layers: number of layers (L)
     """
 
+    n_parts: ClassVar[int] = 1
+
     def __init__(self, input_size: int, hidden_size: int, n_layers: int = 1) -> None:
-        super().__init__()
-        self.input_size = input_size
+        super().__init__(input_size, hidden_size, self.n_parts * n_layers * hidden_size)
         self.hidden_size = hidden_size
         self.n_layers = n_layers
-        self.state_size = 2 * n_layers * hidden_size  # W
 
-    def forward(
-        self, features: th.Tensor, states: th.Tensor, segments: Segments | None = None
+    def step(self, features: th.Tensor, states: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
+        parts = states.view(-1, self.n_parts, self.n_layers, self.hidden_size)
+        after = []
+        for layer in range(self.n_layers):
+            cell = self._cell(layer, features, *parts[:, :, layer].unbind(1))
+            features = cell[0]
+            after.append(th.stack(cell, 1))
+        return features, th.stack(after, 2).flatten(1)
+
+    def sequence(
+        self, features: th.Tensor, states: th.Tensor, ends: th.Tensor, final_steps: th.Tensor
     ) -> tuple[th.Tensor, th.Tensor]:
-        """
-        :param features: ``[N, I]``
-        :param states: in which each of B sequences begins, ``[B, W]``; its other segments begin in the zero state
-        :param segments: of the N rows; None if they are one step of N = B sequences
-        :return: outputs in the order of the rows, ``[N, H]``, and the states in which each sequence ends, ``[B, W]``
-        """
-        if segments is None:
-            return self._step(features, states)
+        segments = make_segments(ends, final_steps)
         begin = states.new_zeros((int(segments.sizes[0]), self.state_size)).index_copy(0, segments.first, states)
-        hidden, cell = begin.view(-1, 2, self.n_layers, self.hidden_size).permute(1, 2, 0, 3).contiguous()
-        outputs, after = self._run(features.index_select(0, segments.order), segments.sizes, hidden, cell)
+        parts = begin.view(-1, self.n_parts, self.n_layers, self.hidden_size).permute(1, 2, 0, 3).contiguous()
+        outputs, after = self._run(features.index_select(0, segments.order), segments.sizes, *parts)
         end = th.stack(after).permute(2, 0, 1, 3).flatten(1)
         return outputs.index_select(0, segments.places), end.index_select(0, segments.last)
 
-    def _step(self, features: th.Tensor, states: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
-        hidden, cell = states.view(-1, 2, self.n_layers, self.hidden_size).unbind(1)
-        hiddens, cells = [], []
-        for layer in range(self.n_layers):
-            features, after = self._cell(layer, features, hidden[:, layer], cell[:, layer])
-            hiddens.append(features)
-            cells.append(after)
-        return features, th.cat(hiddens + cells, -1)
+    @abstractmethod
+    def _cell(self, layer: int, features: th.Tensor, *parts: th.Tensor) -> tuple[th.Tensor, ...]:
+        """One step of one layer: the parts of its state after the step, from those before it, ``[N, H]`` each."""
 
     @abstractmethod
-    def orthogonal_(self) -> None:
-        """Initialise the weights orthogonally, and the biases at 0."""
+    def _run(self, rows: th.Tensor, sizes: th.Tensor, *parts: th.Tensor) -> tuple[th.Tensor, tuple[th.Tensor, ...]]:
+        """
+        All steps of packed rows.
 
-    @abstractmethod
-    def _run(
-        self, rows: th.Tensor, sizes: th.Tensor, hidden: th.Tensor, cell: th.Tensor
-    ) -> tuple[th.Tensor, tuple[th.Tensor, th.Tensor]]:
-        """Outputs of packed rows, and all segments' h and c after them, ``[layers, segments, H]`` as before them."""
-
-    @abstractmethod
-    def _cell(self, layer: int, features: th.Tensor, hidden: th.Tensor, cell: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
-        """One step of one layer: h and c after it, from those before, ``[N, H]``."""
+        :param rows: packed as in :class:`Segments`, ``[N, I]``
+        :param sizes: see :class:`Segments`
+        :param parts: parts of the state before the first row of each segment, ``[L, segments, H]`` each
+        :return: outputs, ``[N, H]``, and the parts of the state after the last row of each segment
+        """
 
 
-class LSTM(Recurrent):
+class LSTM(Gated):
     """
     PyTorch's LSTM.
 
@@ -122,8 +191,11 @@ class LSTM(Recurrent):
     :param hidden_size: width of the output (H)
     :param n_layers: number of layers
     :param bias: whether there are biases
-    :param dropout: share of the outputs of all layers but the last that an update drops, by torch's global generator
+    :param dropout: share of the outputs of all layers but the last that an update drops, drawn from torch's global
+        generator
     """
+
+    n_parts = 2
 
     def __init__(
         self, input_size: int, hidden_size: int, n_layers: int = 1, bias: bool = True, dropout: float = 0.0
@@ -132,29 +204,61 @@ class LSTM(Recurrent):
         self.lstm = nn.LSTM(input_size, hidden_size, n_layers, bias=bias, dropout=dropout)
 
     def orthogonal_(self) -> None:
-        for name, parameter in self.lstm.named_parameters():
-            _ = nn.init.zeros_(parameter) if "bias" in name else nn.init.orthogonal_(parameter)
+        _orthogonal(self.lstm)
 
-    def _run(
-        self, rows: th.Tensor, sizes: th.Tensor, hidden: th.Tensor, cell: th.Tensor
-    ) -> tuple[th.Tensor, tuple[th.Tensor, th.Tensor]]:
-        outputs, after = self.lstm(PackedSequence(rows, sizes), (hidden, cell))
+    def _cell(self, layer: int, features: th.Tensor, *parts: th.Tensor) -> tuple[th.Tensor, ...]:
+        # The functional form takes a quarter of the module's time for one step.
+        return th.lstm_cell(features, parts, *self.lstm.all_weights[layer])
+
+    def _run(self, rows: th.Tensor, sizes: th.Tensor, *parts: th.Tensor) -> tuple[th.Tensor, tuple[th.Tensor, ...]]:
+        outputs, after = self.lstm(PackedSequence(rows, sizes), parts)
         return outputs.data, after
 
-    def _cell(self, layer: int, features: th.Tensor, hidden: th.Tensor, cell: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
-        # A quarter of the time that the module takes for one step.
-        return th.lstm_cell(features, (hidden, cell), *self.lstm.all_weights[layer])
 
-
-class LayerNormLSTM(Recurrent):
+class GRU(Gated):
     """
-    stable-baselines' layer-normalised LSTM (Ba et al., arXiv 1607.06450): what comes from below, what comes from the
-    step before, and the cell where it is put out are normalised, each with a gain and a bias of its own.
+    PyTorch's GRU (Cho et al., arXiv 1406.1078).
+
+    :param input_size: width of the features (I)
+    :param hidden_size: width of the output (H)
+    :param n_layers: number of layers
+    :param bias: whether there are biases
+    :param dropout: see :class:`LSTM`
+    """
+
+    def __init__(
+        self, input_size: int, hidden_size: int, n_layers: int = 1, bias: bool = True, dropout: float = 0.0
+    ) -> None:
+        super().__init__(input_size, hidden_size, n_layers)
+        self.gru = nn.GRU(input_size, hidden_size, n_layers, bias=bias, dropout=dropout)
+
+    def orthogonal_(self) -> None:
+        _orthogonal(self.gru)
+
+    def _cell(self, layer: int, features: th.Tensor, *parts: th.Tensor) -> tuple[th.Tensor, ...]:
+        return (th.gru_cell(features, *parts, *self.gru.all_weights[layer]),)
+
+    def _run(self, rows: th.Tensor, sizes: th.Tensor, *parts: th.Tensor) -> tuple[th.Tensor, tuple[th.Tensor, ...]]:
+        outputs, after = self.gru(PackedSequence(rows, sizes), *parts)
+        return outputs.data, (after,)
+
+
+def _orthogonal(module: nn.RNNBase) -> None:
+    for name, parameter in module.named_parameters():
+        _ = nn.init.zeros_(parameter) if "bias" in name else nn.init.orthogonal_(parameter)
+
+
+class LayerNormLSTM(Gated):
+    """
+    stable-baselines' layer-normalised LSTM (Ba et al., arXiv 1607.06450). The input's contribution to the gates, the
+    contribution of the previous output, and the cell before its output are normalised, each with a gain and a bias.
 
     :param input_size: width of the features (I)
     :param hidden_size: width of the output (H)
     :param n_layers: number of layers
     """
+
+    n_parts = 2
 
     def __init__(self, input_size: int, hidden_size: int, n_layers: int = 1) -> None:
         super().__init__(input_size, hidden_size, n_layers)
@@ -166,13 +270,16 @@ class LayerNormLSTM(Recurrent):
             if isinstance(module, nn.Linear):
                 nn.init.orthogonal_(module.weight)
 
-    def _run(
-        self, rows: th.Tensor, sizes: th.Tensor, hidden: th.Tensor, cell: th.Tensor
-    ) -> tuple[th.Tensor, tuple[th.Tensor, th.Tensor]]:
+    def _cell(self, layer: int, features: th.Tensor, *parts: th.Tensor) -> tuple[th.Tensor, ...]:
+        module: Any = self.layers[layer]
+        after: tuple[th.Tensor, ...] = module(module.input_gates(features), *parts)
+        return after
+
+    def _run(self, rows: th.Tensor, sizes: th.Tensor, *parts: th.Tensor) -> tuple[th.Tensor, tuple[th.Tensor, ...]]:
         steps = sizes.tolist()
         hiddens, cells = [], []
         layer: Any
-        for layer, h, c in zip(self.layers, hidden, cell, strict=True):
+        for layer, h, c in zip(self.layers, *parts, strict=True):
             outputs, ended = [], []
             for inputs in layer.input_gates(rows).split(steps):
                 running = len(inputs)
@@ -181,15 +288,10 @@ class LayerNormLSTM(Recurrent):
                 h, c = layer(inputs, h[:running], c[:running])
                 outputs.append(h)
             rows = th.cat(outputs)
-            h, c = (th.cat(parts) for parts in zip((h, c), *reversed(ended), strict=True))
+            h, c = (th.cat(pieces) for pieces in zip((h, c), *reversed(ended), strict=True))
             hiddens.append(h)
             cells.append(c)
         return rows, (th.stack(hiddens), th.stack(cells))
-
-    def _cell(self, layer: int, features: th.Tensor, hidden: th.Tensor, cell: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
-        module: Any = self.layers[layer]
-        after: tuple[th.Tensor, th.Tensor] = module(module.input_gates(features), hidden, cell)
-        return after
 
 
 class LayerNormLSTMCell(nn.Module):
@@ -207,12 +309,12 @@ class LayerNormLSTMCell(nn.Module):
         self.cell_norm = nn.LayerNorm(hidden_size)
 
     def input_gates(self, features: th.Tensor) -> th.Tensor:
-        """LN(W x), ``[N, 4 H]``, from ``[N, I]``: this needs no step before."""
+        """LN(W x), ``[N, 4 H]``, from ``[N, I]``, which does not depend on the previous step."""
         gates: th.Tensor = self.input_norm(self.input(features))
         return gates
 
     def forward(self, input_gates: th.Tensor, hidden: th.Tensor, cell: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
-        """h' and c', ``[N, H]``, from :meth:`input_gates`, h and c."""
+        """h' and c', ``[N, H]`` each, from :meth:`input_gates`, h and c."""
         i, f, g, o = (input_gates + self.hidden_norm(self.hidden(hidden))).chunk(4, -1)
         cell = f.sigmoid() * cell + i.sigmoid() * g.tanh()
         return o.sigmoid() * self.cell_norm(cell).tanh(), cell

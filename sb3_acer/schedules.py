@@ -1,9 +1,11 @@
-"""The named schedules of stable-baselines, as factors of an initial value: of a learning rate there."""
+"""The named schedules of stable-baselines' learning rate, as factors of any initial value."""
 
 from collections.abc import Callable
 
 from stable_baselines3.common.type_aliases import Schedule
 from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule
+
+from sb3_acer.checks import check_choice
 
 
 def _middle_drop(p: float) -> float:
@@ -23,12 +25,12 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
     "middle_drop": _middle_drop,
     "double_middle_drop": _double_middle_drop,
 }
-"""From the progress p of training, 0 at its start and 1 at its end, to the factor."""
+"""Factors as functions of the progress p of training, from 0 to 1."""
 
 
 class NamedSchedule:
     """
-    A value that follows one of :data:`SCHEDULES`. Never negative, also where training runs past its end.
+    A value that follows one of :data:`SCHEDULES`. It is never negative, even if training runs past its end.
 
     :param initial_value: the value at the start
     :param name: a key of :data:`SCHEDULES`
@@ -45,22 +47,16 @@ class NamedSchedule:
         return f"NamedSchedule({self.initial_value}, {self.name!r})"
 
 
-def check_schedule(argument: str, name: str) -> None:
-    """
-    :raises ValueError: if the ``name`` given as ``argument`` is none of :data:`SCHEDULES`
-    """
-    if name not in SCHEDULES:
-        raise ValueError(f"{argument} must be one of {', '.join(SCHEDULES)}, got {name!r}")
-
-
 def make_schedule(learning_rate: float | Schedule, name: str) -> FloatSchedule:
     """
-    The schedule called ``name`` for a number or a constant schedule (rl-zoo makes one of every number); any other
-    callable knows its own course and is used as it is.
+    The learning rate's schedule.
 
-    :raises ValueError: if ``name`` is none of :data:`SCHEDULES`
+    :param learning_rate: a number, or the constant schedule that rl-zoo makes of one; any other callable is used as it
+        is
+    :param name: a key of :data:`SCHEDULES`, for a number
+    :raises ValueError: if ``name`` is not one of them
     """
-    check_schedule("lr_schedule", name)
+    check_choice("lr_schedule", name, SCHEDULES)
     while isinstance(learning_rate, FloatSchedule):
         learning_rate = learning_rate.value_schedule
     if isinstance(learning_rate, ConstantSchedule):

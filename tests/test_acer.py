@@ -26,8 +26,8 @@ from stable_baselines3.common.utils import ConstantSchedule
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecFrameStack, VecNormalize
 
 from sb3_acer import ACER, SequenceReplayBuffer
-from sb3_acer.acer import Update
 from sb3_acer.buffer import SequenceBatch
+from sb3_acer.update import Update, metrics
 from tests.helpers import Catch, Constant, Recall, Recorder, TMaze
 
 SMALL: dict[str, Any] = {
@@ -91,6 +91,8 @@ def test_a_batch_of_copies_gives_the_gradient_of_one(memory: dict[str, Any]) -> 
         final_observations=batch.final_observations,
         final_steps=batch.final_steps,
         states=th.cat([batch.states] * 4),
+        weights=th.cat([batch.weights] * 4, 1),
+        slots=np.tile(batch.slots, 4),
         envs=np.tile(batch.envs, 4),
     )
     assert not len(batch.final_steps)
@@ -126,7 +128,7 @@ def test_the_entropy_bonus_acts_with_and_without_the_trust_region(trust_region: 
         with th.no_grad():
             model.policy.pi_head.bias.add_(th.tensor([2.0, 1.0, 0.0, -1.0]))
         model.learn(500)
-        stats, _ = model.policy(th.ones(1, 1), th.zeros(1, 0))
+        stats, _ = model.policy.step(th.ones(1, 1), th.zeros(1, 0))
         entropies.append(model.policy.family.entropy(stats).item())
     assert entropies[1] > entropies[0] + 0.1
 
@@ -152,7 +154,7 @@ def test_the_trust_region_binds_when_delta_is_zero_and_not_when_it_is_wide() -> 
     for delta, binds in ((0.0, True), (1e9, False)):
         model.delta = delta
         update = model.update(batch)
-        assert (model.metrics(update)["trust_region_active"] > 0) is binds
+        assert (metrics(model.policy.family, update, model.correction_term)["trust_region_active"] > 0) is binds
         assert (th.linalg.vecdot(update.z, update.k) <= delta + 1e-4 * update.g.abs().max()).all()
 
 
@@ -169,10 +171,10 @@ def test_gradients_are_clipped_to_the_norm_and_not_at_all_for_none() -> None:
     for max_grad_norm in (1e-3, None):
         model = trained(max_grad_norm=max_grad_norm)
         update = model.update(a_batch(model))
-        gradients = [weight.grad for weight in model.policy.weights if weight.grad is not None]
+        gradients = [weight.grad for weight in model.policy.parameters() if weight.grad is not None]
         norm = th.nn.utils.get_total_norm(gradients)
         assert update.grad_norm > 1e-2
-        assert norm.item() == pytest.approx(1e-3 if max_grad_norm else update.grad_norm.item(), rel=1e-4)
+        assert norm.item() == pytest.approx(1e-3 if max_grad_norm else update.grad_norm, rel=1e-4)
 
 
 @pytest.mark.parametrize(("terminates", "value"), [(False, 10.0), (True, 6.5)])
@@ -381,7 +383,7 @@ def test_arguments_given_to_load_replace_the_saved_ones(tmp_path: Path) -> None:
     loaded = ACER.load(tmp_path / "agent", env=gym.make("CartPole-v1"), lr_schedule="constant", n_steps=3, gamma=0.5)
     assert loaded.lr_schedule(0.1) == loaded.lr_schedule(1)
     assert loaded.learn(30).replay_buffer.n_steps == 3
-    with pytest.raises(ValueError, match=r"gamma must be in \[0, 1\], got 2"):
+    with pytest.raises(ValueError, match=r"gamma must be a number in \[0, 1\], got 2"):
         ACER.load(tmp_path / "agent", gamma=2)
 
 
@@ -391,7 +393,7 @@ def test_an_agent_that_only_acts_allocates_no_replay_memory(tmp_path: Path) -> N
     env = loaded.get_env()
     assert env is not None
     evaluate_policy(loaded, env, 1)
-    assert loaded.replay_buffer._rows == {}
+    assert loaded.replay_buffer._steps == {}
 
 
 @with_or_without_memory
@@ -425,7 +427,7 @@ def test_a_buffer_of_another_sequence_length_is_refused_and_the_own_one_kept(tmp
     trained(n_steps=4).save_replay_buffer(tmp_path / "buffer")
     model = trained()
     mine = model.replay_buffer
-    with pytest.raises(ValueError, match="n_steps=5, got 4"):
+    with pytest.raises(ValueError, match="n_steps of the replay buffer must be 5, got 4"):
         model.load_replay_buffer(tmp_path / "buffer")
     assert model.replay_buffer is mine
 
@@ -507,18 +509,18 @@ def test_every_action_reaches_the_environment_as_an_element_of_its_space(action_
         ({"n_steps": 0}, "n_steps must be an integer of at least 1, got 0"),
         ({"n_steps": 2.5}, "n_steps must be an integer of at least 1, got 2.5"),
         ({"buffer_size": 0}, "buffer_size must be an integer of at least 1, got 0"),
-        ({"batch_size": 0}, "batch_size must be None or an integer of at least 1, got 0"),
-        ({"gamma": 1.1}, r"gamma must be in \[0, 1\], got 1.1"),
-        ({"gamma": float("nan")}, r"gamma must be in \[0, 1\], got nan"),
-        ({"alpha": -0.1}, r"alpha must be in \[0, 1\], got -0.1"),
-        ({"rprop_alpha": 2}, r"rprop_alpha must be in \[0, 1\], got 2"),
-        ({"replay_ratio": -1}, "replay_ratio must be at least 0, got -1"),
-        ({"replay_start": -1}, "replay_start must be at least 0, got -1"),
-        ({"q_coef": -0.5}, "q_coef must be at least 0, got -0.5"),
-        ({"ent_coef": -0.5}, "ent_coef must be at least 0, got -0.5"),
-        ({"delta": -1}, "delta must be at least 0, got -1"),
-        ({"max_grad_norm": -1}, "max_grad_norm must be None or at least 0, got -1"),
-        ({"correction_term": -1}, "correction_term must be at least 0, got -1"),
+        ({"batch_size": 0}, "batch_size must be an integer of at least 1, got 0"),
+        ({"gamma": 1.1}, r"gamma must be a number in \[0, 1\], got 1.1"),
+        ({"gamma": float("nan")}, r"gamma must be a number in \[0, 1\], got nan"),
+        ({"alpha": -0.1}, r"alpha must be a number in \[0, 1\], got -0.1"),
+        ({"rprop_alpha": 2}, r"rprop_alpha must be a number in \[0, 1\], got 2"),
+        ({"replay_ratio": -1}, "replay_ratio must be a number of at least 0, got -1"),
+        ({"replay_start": -1}, "replay_start must be a number of at least 0, got -1"),
+        ({"q_coef": -0.5}, "q_coef must be a number of at least 0, got -0.5"),
+        ({"ent_coef": -0.5}, "ent_coef must be a number of at least 0, got -0.5"),
+        ({"delta": -1}, "delta must be a number of at least 0, got -1"),
+        ({"max_grad_norm": -1}, "max_grad_norm must be a number of at least 0, got -1"),
+        ({"correction_term": -1}, "correction_term must be a number of at least 0, got -1"),
         (
             {"lr_schedule": "cubic"},
             "lr_schedule must be one of linear, constant, double_linear_con, middle_drop, double_m",
@@ -534,11 +536,11 @@ def test_every_action_reaches_the_environment_as_an_element_of_its_space(action_
             "replay_buffer_class must be a subclass of SequenceReplayBuffer, got <cl",
         ),
         ({"n_action_samples": 0}, "n_action_samples must be an integer of at least 1, got 0"),
-        ({"burn_in": 5}, r"burn_in must be an integer in \[0, n_steps=5\), got 5"),
-        ({"burn_in": 7}, r"burn_in must be an integer in \[0, n_steps=5\), got 7"),
-        ({"burn_in": -1}, r"burn_in must be an integer in \[0, n_steps=5\), got -1"),
-        ({"burn_in": 2.5}, r"burn_in must be an integer in \[0, n_steps=5\), got 2.5"),
-        ({"burn_in": 2}, "burn_in must be 0 for a policy without memory, got 2"),
+        ({"burn_in": 5}, "burn_in must be less than n_steps=5, got 5"),
+        ({"burn_in": 7}, "burn_in must be less than n_steps=5, got 7"),
+        ({"burn_in": -1}, "burn_in must be an integer of at least 0, got -1"),
+        ({"burn_in": 2.5}, "burn_in must be an integer of at least 0, got 2.5"),
+        ({"burn_in": 2}, "burn_in must be 0 for a feed-forward policy, got 2"),
         (
             {"env": Recorder(spaces.Tuple([spaces.Discrete(2)]))},
             "action_space must be Discrete, MultiDiscrete, MultiBin",
@@ -650,7 +652,7 @@ def remembering(env: Any = None, policy: str = "MlpLstmPolicy", **changes: Any) 
     changes["policy_kwargs"] = {**LSTM_KWARGS, **changes.get("policy_kwargs", {})}
     model = small(short_episodes() if env is None else env, policy, **changes)
     with th.no_grad():
-        for weight in model.policy.weights:
+        for weight in model.policy.parameters():
             weight.add_(0.5 * th.randn_like(weight))
     return model
 
@@ -729,7 +731,7 @@ def test_the_average_policy_starts_from_the_state_that_acted() -> None:
     average, states, expected = model.average_policy, batch.states, []
     assert isinstance(batch.observations, th.Tensor)
     for row, ends in zip(batch.observations, batch.ends, strict=False):
-        stats, states = average(row, states)
+        stats, states = average.step(row, states)
         states = states * ~ends.unsqueeze(-1)
         expected.append(stats.detach())
     assert (th.stack(expected) - behaviour_of(model, batch)).abs().max() > 1e-3
@@ -745,7 +747,7 @@ def test_burn_in_warms_up_what_the_rest_of_a_sequence_starts_from(policy: str, c
     assert isinstance(batch.observations, th.Tensor)
     states = batch.states
     for t in range(3):
-        states = model.policy(batch.observations[t], states)[1].detach() * ~batch.ends[t].unsqueeze(-1)
+        states = model.policy.step(batch.observations[t], states)[1].detach() * ~batch.ends[t].unsqueeze(-1)
     warm = model._warm_up(batch)
     np.testing.assert_allclose(warm.states, states, rtol=1e-4, atol=1e-5)
     assert not warm.states.requires_grad

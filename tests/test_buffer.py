@@ -989,7 +989,7 @@ def test_normalisation_does_without_truncated_steps() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"), [((0, 5), "buffer_size must be at least 1, got 0"), ((5, -2), "n_steps")]
+    ("arguments", "message"), [((0, 5), "buffer_size must be an integer of at least 1, got 0"), ((5, -2), "n_steps")]
 )
 def test_a_buffer_without_room_is_refused(arguments: tuple[int, int], message: str) -> None:
     buffer_size, n_steps = arguments

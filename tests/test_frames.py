@@ -127,6 +127,8 @@ def assert_equal(left: SequenceBatch, right: SequenceBatch) -> None:
     one: Any
     other: Any
     for name, one, other in zip(SequenceBatch._fields, left, right, strict=True):
+        if name == "slots":
+            continue  # the rings have slots for the past of frames, and so may differ in length
         if isinstance(one, dict):
             assert one.keys() == other.keys()
             assert all(th.equal(one[key], other[key]) for key in one), name
@@ -167,11 +169,25 @@ def test_frames_move_to_another_number_of_environments(case: Case) -> None:
     assert_alike(whole.with_envs(2), frames.with_envs(2))
 
 
+def older_frames(buffer: SequenceReplayBuffer) -> th.Tensor:
+    rows: th.Tensor = buffer.state_dict()["columns"]["observations"][""]["older"]["rows"]["frames"]
+    return rows
+
+
+def stored_shape(buffer: SequenceReplayBuffer) -> th.Size:
+    """Of what is stored of one observation of one environment."""
+    column = buffer.state_dict()["columns"]["observations"][""]
+    shape: th.Size = column.get("frames", column)["ring"].shape[2:]
+    return shape
+
+
 def n_bytes(buffer: SequenceReplayBuffer) -> int:
-    tables = [buffer._finals, *buffer._pasts.values()]
-    tensors = [*buffer._rows.values(), *(rows for table in tables for rows in table.rows.values())]
-    arrays = [*buffer._rollout.values(), *buffer._following.values(), *buffer._last_stacks.values()]
-    return sum(tensor.nbytes for tensor in tensors) + sum(array.nbytes for array in arrays)
+    def of(value: Any) -> int:
+        if isinstance(value, dict):
+            return sum(map(of, value.values()))
+        return value.nbytes if isinstance(value, (np.ndarray, th.Tensor)) else 0
+
+    return of(buffer.state_dict())
 
 
 @pytest.mark.parametrize("padding", ["zeros", "repeated"])
@@ -198,9 +214,9 @@ def test_pasts_of_overwritten_slots_are_forgotten() -> None:
     case = Case(padding="other")
     game, (_, frames) = Game(case), buffers(case)
     game.play(200, frames)
-    places = len(frames._pasts["observations"].rows["frames"])
+    places = len(older_frames(frames))
     game.play(2000, frames)
-    assert len(frames._pasts["observations"].rows["frames"]) == places
+    assert len(older_frames(frames)) == places
 
 
 def test_a_number_of_frames_that_does_not_divide_the_channels_is_an_error() -> None:
@@ -222,7 +238,9 @@ def test_a_claim_of_stacks_where_there_are_none_is_an_error_before_anything_wron
         buffer.add(obs, following, np.zeros((3, 1), int), one[:, 0], one[:, 0] < 0, [EMPTY] * 3, behaviour=one)
 
     add()
-    with pytest.raises(ValueError, match=r"frame_stack must be how many frames .* environment 0 .*, got 4"):
+    with pytest.raises(
+        ValueError, match=r"frame_stack must be the number of frames of an observation, got 4: .* environment 0"
+    ):
         add()
     assert buffer.step == 1
     assert buffer.size() == 0
@@ -284,13 +302,11 @@ def test_stacks_are_found_and_what_is_replayed_is_what_the_policy_saw(env: Any, 
     model.learn(2 * 23, callback=watch)
     model.learn(2 * 17, callback=watch)
     buffer = model.replay_buffer
-    assert buffer._rows["observations"].shape[2:].numel() * n_frames == int(
-        np.prod(model.observation_space.shape or ())
-    )
+    assert stored_shape(buffer).numel() * n_frames == int(np.prod(model.observation_space.shape or ()))
     assert buffer.size() == 25
     seen = np.stack(watch.seen)
     for age in range(5):
-        batch = buffer._gather(np.full(2, buffer.pos - 1 - age), np.arange(2), None, th.device("cpu"))
+        batch = buffer.gather(np.full(2, buffer.pos - 1 - age), np.arange(2))
         assert isinstance(batch.observations, th.Tensor)
         last = len(seen) - 5 * age
         np.testing.assert_array_equal(batch.observations[:-1].numpy(), seen[last - 5 : last])
@@ -299,7 +315,7 @@ def test_stacks_are_found_and_what_is_replayed_is_what_the_policy_saw(env: Any, 
 def test_frames_are_stored_as_they_come_by_choice() -> None:
     model = ACER("CnnPolicy", by_vec_frame_stack(), n_steps=5, replay_buffer_kwargs={"frame_stack": 1})
     model.learn(20)
-    assert model.replay_buffer._rows["observations"].shape[2:] == (4, 36, 36)
+    assert stored_shape(model.replay_buffer) == (4, 36, 36)
 
 
 def test_normalised_frames_under_a_stack_are_replayed_as_the_policy_saw_them() -> None:
@@ -321,12 +337,15 @@ class Counting(io.BytesIO):
         return super().write(piece)
 
 
-def test_a_buffer_is_written_slot_by_slot() -> None:
-    case = Case(buffer_size=2000)
-    game, (_, frames), file = Game(case), buffers(case), Counting()
-    game.play(20, frames)
-    frames.write(file)
-    assert file.largest < n_bytes(frames) / 10
+def test_a_buffer_is_written_without_a_second_copy() -> None:
+    space, file = spaces.Box(0, 255, (84, 84), np.uint8), Counting()
+    buffer = SequenceReplayBuffer(10_000, space, ACTIONS)
+    image, one = np.ones((1, 84, 84), np.uint8), np.ones((1, 1), np.float32)
+    for _ in range(10_000):
+        buffer.add(image, image, np.zeros((1, 1), int), one[0], np.zeros(1, bool), [EMPTY], behaviour=one)
+    buffer.write(file)
+    assert n_bytes(buffer) > 7e7
+    assert file.largest <= 2**24
 
 
 @every_case
@@ -336,7 +355,7 @@ def test_a_buffer_that_was_written_is_read_as_it_was(case: Case) -> None:
     file = io.BytesIO()
     frames.write(file)
     file.seek(0)
-    read = SequenceReplayBuffer.read(file)
+    read = SequenceReplayBuffer.read(file, frames.observation_space, frames.action_space)
     game.play(3 * case.n_steps, whole, read)
     assert_alike(whole, read)
 
@@ -346,5 +365,5 @@ def test_a_file_that_ends_too_soon_is_an_error() -> None:
     game.play(30, frames)
     file = io.BytesIO()
     frames.write(file)
-    with pytest.raises(ValueError, match="a saved replay buffer must be whole"):
-        SequenceReplayBuffer.read(io.BytesIO(file.getvalue()[:-5]))
+    with pytest.raises(ValueError, match="the replay buffer must be a whole file"):
+        SequenceReplayBuffer.read(io.BytesIO(file.getvalue()[:-5]), frames.observation_space, frames.action_space)

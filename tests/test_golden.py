@@ -15,7 +15,6 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb3_acer import ACER
-from sb3_acer.acer import Update
 from sb3_acer.buffer import SequenceBatch
 from sb3_acer.distributions import EPSILON, DiagonalGaussian
 from sb3_acer.estimators import (
@@ -26,7 +25,9 @@ from sb3_acer.estimators import (
     truncated_weight,
     trust_region,
 )
-from sb3_acer.policies import ACERPolicy, DuelingHead
+from sb3_acer.heads import DuelingHead
+from sb3_acer.policies import ACERPolicy
+from sb3_acer.update import Update, metrics
 
 GOLDEN = Path(__file__).parent / "golden"
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}
@@ -86,14 +87,10 @@ def parameters(policy: ACERPolicy) -> dict[str, th.Tensor]:
     return named
 
 
-def slots(model: ACER) -> dict[str, th.Tensor]:
-    """RMSProp's slots under the same names."""
-    state = model.policy.optimizer.state
-    own = {
-        name: state[parameter]["square_avg"]
-        for name, parameter in model.policy.named_parameters()
-        if parameter in state
-    }
+def by_layer(policy: ACERPolicy, vector: th.Tensor) -> dict[str, th.Tensor]:
+    """Parts of a vector as long as the policy's parameters, under the same names."""
+    names = [name for name, _ in policy.named_parameters()]
+    own = {names[index]: part for index, part in policy.flat.of(0, vector).items()}
     return {
         f"{theirs}/{kind}": own[f"{ours}.{name}"].T if kind == "w" else own[f"{ours}.{name}"]
         for theirs, ours in LAYERS.items()
@@ -118,14 +115,11 @@ def golden_model(case: Arrays, **changes: Any) -> ACER:
         for prefix, policy in (("params_before", model.policy), ("avg_before", model.average_policy)):
             for name, parameter in parameters(policy).items():
                 parameter.copy_(tensor(case[f"{prefix}/{name}"]))
-    for theirs, ours in LAYERS.items():
-        for kind, name in (("w", "weight"), ("b", "bias")):
-            parameter = model.policy.get_parameter(f"{ours}.{name}")
-            square = tensor(case[f"rms_before/{theirs}/{kind}"])
-            model.policy.optimizer.state[parameter] = {
-                "step": 0,
-                "square_avg": (square.T if kind == "w" else square).clone(),
-            }
+    (vector,) = model.policy.flat.vectors
+    squares = th.zeros_like(vector.data)
+    for name, square in by_layer(model.policy, squares).items():
+        square.copy_(tensor(case[f"rms_before/{name}"]))
+    model.policy.optimizer.state[vector] = {"step": 0, "square_avg": squares}
     return model
 
 
@@ -141,6 +135,8 @@ def golden_batch(case: Arrays) -> SequenceBatch:
         final_observations=th.zeros(0, case["in/obs"].shape[-1]),
         final_steps=th.zeros(0, dtype=th.int64),
         states=th.zeros(dones.shape[1], 0),
+        weights=th.ones(dones.shape),
+        slots=np.zeros(dones.shape[1], int),
         envs=np.arange(dones.shape[1]),
     )
 
@@ -164,8 +160,8 @@ def test_an_update_is_the_one_of_stable_baselines_graph(path: Path) -> None:
     compare_out("rho_i", update.ratio)
     compare_out("rho", update.evaluation.stats / (golden_batch(case).behaviour + EPSILON))
     compare_out("g_before", update.g)
-    compare("out/loss_q", th.tensor(model.metrics(update)["q_loss"]))
-    compare("out/norm_grads", update.grad_norm)
+    compare("out/loss_q", th.tensor(metrics(model.policy.family, update, model.correction_term)["q_loss"]))
+    compare("out/norm_grads", th.tensor(update.grad_norm))
     if model.trust_region:
         compare_out("k", update.k)
         # Both are differences of larger terms, and a probability that float32 logits give is itself uncertain by the
@@ -182,8 +178,9 @@ def test_an_update_is_the_one_of_stable_baselines_graph(path: Path) -> None:
         compare(f"params_after/{name}", parameter)
     for name, average in parameters(model.average_policy).items():
         compare(f"avg_after/{name}", average)
-    for name, slot in slots(model).items():
-        compare(f"rms_after/{name}", slot)
+    (state,) = model.policy.optimizer.state.values()
+    for name, square in by_layer(model.policy, state["square_avg"]).items():
+        compare(f"rms_after/{name}", square)
     for prefix, owner in (("grad_raw", unclipped), ("grad_clipped", model)):
         for theirs, ours in LAYERS.items():
             for kind, attribute in (("w", "weight"), ("b", "bias")):

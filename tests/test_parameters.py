@@ -1,156 +1,297 @@
-"""The optimiser is SB3's, in fewer operations."""
+"""One vector has the same steps, norms and averages as the parameters one by one."""
 
 import copy
 import io
-from collections.abc import Iterator
+import math
+import pickle
+from collections.abc import Callable
 from typing import Any
 
+import gymnasium as gym
+import numpy as np
 import pytest
 import torch as th
+from gymnasium import spaces
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
+from stable_baselines3.common.vec_env import DummyVecEnv
 from torch import nn
 
-from sb3_acer.parameters import RMSpropTF
+from sb3_acer import ACER
+from sb3_acer.parameters import ELEMENTWISE, FlatParameters
+from sb3_acer.policies import ACERPolicy, MlpPolicy
+from tests.helpers import Catch
 
-SHAPES = ((16, 4), (16,), (3, 2, 4, 4), (1,), ())
-DEFAULTS: dict[str, Any] = {"lr": 7e-4, "alpha": 0.99, "eps": 1e-5}
-
-
-class Pair:
-    """The same parameters twice, for SB3's optimiser and for ours, with the same gradients."""
-
-    def __init__(self, dtype: th.dtype = th.float32, **arguments: Any) -> None:
-        self.generator = th.Generator().manual_seed(0)
-        self.sb3 = [nn.Parameter(th.randn(shape, generator=self.generator, dtype=dtype)) for shape in SHAPES]
-        self.acer = copy.deepcopy(self.sb3)
-        self.of_sb3 = RMSpropTFLike(self.sb3, **{**DEFAULTS, **arguments})
-        self.of_acer = RMSpropTF(self.acer, **{**DEFAULTS, **arguments})
-
-    def parameters(self) -> Iterator[tuple[nn.Parameter, nn.Parameter]]:
-        return zip(self.sb3, self.acer, strict=True)
-
-    def draw_gradients(self, skip: tuple[int, ...] = ()) -> None:
-        for i, (theirs, ours) in enumerate(self.parameters()):
-            scale = 10.0 ** th.randint(-4, 3, (1,), generator=self.generator).item()
-            gradient = scale * th.randn(theirs.shape, generator=self.generator, dtype=theirs.dtype)
-            theirs.grad, ours.grad = (None, None) if i in skip else (gradient, gradient.clone())
-
-    def step(self, skip: tuple[int, ...] = ()) -> None:
-        self.draw_gradients(skip)
-        self.of_sb3.step()
-        self.of_acer.step()
-
-    def require_equality(self) -> None:
-        for theirs, ours in self.parameters():
-            assert th.equal(theirs, ours)
-            their_state, our_state = self.of_sb3.state.get(theirs, {}), self.of_acer.state.get(ours, {})
-            assert their_state.keys() == our_state.keys()
-            for name, value in their_state.items():
-                assert th.equal(value, our_state[name]) if isinstance(value, th.Tensor) else value == our_state[name]
+ELEMENTWISE_BY_NAME = sorted(ELEMENTWISE, key=lambda each: str(each))
 
 
-@pytest.mark.parametrize("dtype", [th.float32, th.float64])
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {},
-        {"alpha": 0.5, "eps": 1e-3, "lr": 0.1},
-        {"alpha": 0.0},
-        {"alpha": 1.0},
-        {"eps": 0.0},
-        {"momentum": 0.9},
-        {"centered": True},
-        {"weight_decay": 0.1},
-        {"momentum": 0.9, "centered": True, "weight_decay": 0.1},
-    ],
-    ids=str,
-)
-def test_many_steps_equal_those_of_sb3(arguments: dict[str, Any], dtype: th.dtype) -> None:
-    pair = Pair(dtype, **arguments)
-    before = copy.deepcopy(pair.acer)
-    for _ in range(100):
-        pair.step()
-        pair.require_equality()
-    assert all(not th.equal(old, new) for old, new in zip(before, pair.acer, strict=True))
+def a_network(dtype: th.dtype = th.float64) -> nn.Sequential:
+    th.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(2, 3, 2), nn.Flatten(), nn.Linear(12, 5), nn.Tanh(), nn.Linear(5, 1)).to(dtype)
+    return network.to(memory_format=th.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
-def test_a_first_step_divides_by_the_root_of_a_slot_that_started_at_one() -> None:
-    parameter = nn.Parameter(th.tensor([1.0, -2.0], dtype=th.float64))
-    parameter.grad = th.tensor([3.0, 0.01], dtype=th.float64)
-    RMSpropTF([parameter], lr=0.1, alpha=0.9, eps=0.04).step()
-    expected = [1 - 0.1 * 3 / (0.9 + 0.1 * 9 + 0.04) ** 0.5, -2 - 0.1 * 0.01 / (0.9 + 0.1 * 1e-4 + 0.04) ** 0.5]
-    assert parameter.tolist() == pytest.approx(expected, rel=1e-14)
+def images(network: nn.Module) -> th.Tensor:
+    return th.randn(4, 2, 3, 3, generator=th.Generator().manual_seed(1), dtype=next(network.parameters()).dtype)
 
 
-def test_parameters_without_gradients_stay_and_have_no_state() -> None:
-    pair = Pair()
-    for skip in ((0,), (0, 2), (0, 1, 4), (0,)):
-        pair.step(skip)
-        pair.require_equality()
-    assert pair.acer[0] not in pair.of_acer.state
-    assert [pair.of_acer.state[parameter]["step"] for parameter in pair.acer[1:]] == [3, 3, 4, 3]
+def loss_of(network: nn.Module) -> th.Tensor:
+    loss: th.Tensor = (network(images(network)) - 1).square().sum()
+    return loss
 
 
-def test_a_step_without_any_gradient_does_nothing() -> None:
-    pair = Pair()
-    pair.step(skip=tuple(range(len(SHAPES))))
-    pair.require_equality()
-    assert not pair.of_acer.state
+def is_flat(flat: FlatParameters) -> bool:
+    """Whether parameters and gradients are views of the vectors."""
+    for vector in flat.vectors:
+        memory = {vector.data_ptr() + i * vector.element_size() for i in range(vector.numel())}
+        if not any(parameter.data_ptr() in memory for parameter in flat.parameters):
+            return False
+    flat.zero_grad()
+    for vector in flat.vectors:
+        if vector.grad is not None:
+            vector.grad.fill_(1.0)
+    learnt = [parameter for parameter in flat.parameters if parameter.requires_grad]
+    return all(parameter.grad is not None and (parameter.grad == 1).all() for parameter in learnt)
 
 
-def test_groups_have_their_own_settings_and_a_learning_rate_can_change() -> None:
-    pair = Pair()
-    for optimizer, parameters in ((pair.of_sb3, pair.sb3), (pair.of_acer, pair.acer)):
-        optimizer.param_groups[0]["params"] = parameters[:2]
-        optimizer.add_param_group({"params": parameters[2:], "lr": 0.5, "alpha": 0.1, "eps": 1.0})
-    for progress in (1.0, 0.5, 0.0):
-        for optimizer in (pair.of_sb3, pair.of_acer):
-            optimizer.param_groups[0]["lr"] = 7e-4 * progress
-        before = copy.deepcopy(pair.acer)
-        pair.step()
-        pair.require_equality()
-    assert all(th.equal(old, new) for old, new in zip(before[:2], pair.acer[:2], strict=True))
-    assert all(not th.equal(old, new) for old, new in zip(before[2:], pair.acer[2:], strict=True))
+def test_values_shapes_and_order_of_memory_stay() -> None:
+    network, same = a_network(), a_network()
+    flat = FlatParameters(network)
+    assert len(flat.vectors) == 1
+    for (name, ours), theirs in zip(network.named_parameters(), same.parameters(), strict=True):
+        assert th.equal(ours, theirs), name
+        assert ours.stride() == theirs.stride(), name
+    first: Any = network[0]
+    assert first.weight.is_contiguous(memory_format=th.channels_last)
+    assert th.equal(network(images(network)), same(images(same)))
+    assert is_flat(flat)
 
 
-def test_a_closure_is_evaluated_once_with_gradients_and_its_loss_returned() -> None:
-    pair = Pair()
-    pair.draw_gradients()
-    losses = []
-    for parameters, optimizer in ((pair.sb3, pair.of_sb3), (pair.acer, pair.of_acer)):
-        calls: list[int] = []
-
-        def closure(parameters: list[nn.Parameter] = parameters, calls: list[int] = calls) -> float:
-            calls.append(1)
-            loss = th.stack([parameter.square().sum() for parameter in parameters]).sum()
-            for parameter, gradient in zip(parameters, th.autograd.grad(loss, parameters), strict=True):
-                parameter.grad = gradient
-            return loss.item()
-
-        losses.append(optimizer.step(closure))
-        assert len(calls) == 1
-    assert losses[0] is not None
-    assert losses[0] == losses[1]
-    pair.require_equality()
+@pytest.mark.parametrize("optimizer_class", ELEMENTWISE_BY_NAME, ids=lambda each: each.__name__)
+def test_steps_equal_those_of_single_parameters(optimizer_class: Callable[..., th.optim.Optimizer]) -> None:
+    network, same = a_network(), a_network()
+    flat = FlatParameters(network)
+    ours = flat.make_optimizer(optimizer_class, 1e-2, {})
+    theirs = optimizer_class(same.parameters(), lr=1e-2)
+    assert len(ours.param_groups[0]["params"]) == 1
+    for _ in range(20):
+        flat.zero_grad()
+        loss_of(network).backward()  # type: ignore[no-untyped-call]
+        ours.step()
+        theirs.zero_grad()
+        loss_of(same).backward()  # type: ignore[no-untyped-call]
+        theirs.step()
+    for own, other, before in zip(network.parameters(), same.parameters(), a_network().parameters(), strict=True):
+        th.testing.assert_close(own, other, rtol=1e-9, atol=1e-12)
+        assert not th.equal(own, before)
 
 
-@pytest.mark.parametrize("arguments", [{}, {"momentum": 0.9, "centered": True}], ids=str)
-def test_state_dicts_are_interchangeable(arguments: dict[str, Any]) -> None:
-    """Each goes on from what the other has saved."""
-    pair = Pair(**arguments)
-    for _ in range(10):
-        pair.step(skip=(1,))
-    of_sb3, of_acer = io.BytesIO(), io.BytesIO()
-    th.save(pair.of_sb3.state_dict(), of_sb3)
-    th.save(pair.of_acer.state_dict(), of_acer)
-    pair.of_sb3.load_state_dict(th.load(io.BytesIO(of_acer.getvalue())))
-    pair.of_acer.load_state_dict(th.load(io.BytesIO(of_sb3.getvalue())))
-    pair.require_equality()
-    untouched = Pair(**arguments)
-    for _ in range(10):
-        untouched.step(skip=(1,))
-    for _ in range(10):
-        pair.step()
-        untouched.step()
-        pair.require_equality()
-    assert all(th.equal(ours, same) for ours, same in zip(pair.acer, untouched.acer, strict=True))
+class ByShape(th.optim.SGD):
+    """A user's optimiser, which treats matrices in its own way."""
+
+    def step(self, closure: Any = None) -> Any:
+        for parameter in self.param_groups[0]["params"]:
+            if parameter.grad is not None and parameter.dim() > 1:
+                parameter.grad.div_(parameter.grad.norm() + 1)
+        return super().step(closure)
+
+
+def test_another_optimizer_gets_the_single_parameters() -> None:
+    network, same = a_network(), a_network()
+    flat = FlatParameters(network)
+    ours, theirs = flat.make_optimizer(ByShape, 0.1, {}), ByShape(same.parameters(), lr=0.1)
+    assert ours.param_groups[0]["params"] == list(network.parameters())
+    for _ in range(5):
+        flat.zero_grad()
+        loss_of(network).backward()  # type: ignore[no-untyped-call]
+        ours.step()
+        theirs.zero_grad()
+        loss_of(same).backward()  # type: ignore[no-untyped-call]
+        theirs.step()
+    for own, other in zip(network.parameters(), same.parameters(), strict=True):
+        th.testing.assert_close(own, other)
+
+
+@pytest.mark.parametrize("max_norm", [0.1, 1e6, None])
+def test_the_norm_is_of_all_gradients_together(max_norm: float | None) -> None:
+    network, same = a_network(), a_network()
+    flat = FlatParameters(network)
+    flat.zero_grad()
+    loss_of(network).backward()  # type: ignore[no-untyped-call]
+    loss_of(same).backward()  # type: ignore[no-untyped-call]
+    norm = flat.clip_grad_norm(max_norm)
+    assert norm == pytest.approx(nn.utils.clip_grad_norm_(same.parameters(), max_norm or math.inf).item(), rel=1e-9)
+    for own, other in zip(network.parameters(), same.parameters(), strict=True):
+        th.testing.assert_close(own.grad, other.grad, rtol=1e-5, atol=1e-12)
+
+
+def test_gradients_do_not_add_up_even_if_somebody_has_removed_them() -> None:
+    network, same = a_network(), a_network()
+    flat = FlatParameters(network)
+    loss_of(same).backward()  # type: ignore[no-untyped-call]
+    for remove in (False, True, False):
+        if remove:
+            network.zero_grad(set_to_none=True)
+        flat.zero_grad()
+        loss_of(network).backward()  # type: ignore[no-untyped-call]
+        for own, other in zip(network.parameters(), same.parameters(), strict=True):
+            assert own.grad is not None
+            th.testing.assert_close(own.grad, other.grad)
+    assert is_flat(flat)
+
+
+def test_a_parameter_that_an_update_does_not_reach_stays() -> None:
+    network = a_network()
+    network.register_parameter("unused", nn.Parameter(th.ones(3, dtype=th.float64)))
+    flat = FlatParameters(network)
+    for optimizer_class in (RMSpropTFLike, th.optim.Adam):
+        optimizer = flat.make_optimizer(optimizer_class, 0.1, {})
+        for _ in range(3):
+            flat.zero_grad()
+            loss_of(network).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        assert (network.unused == 1).all()  # type: ignore[operator, union-attr]
+
+
+@pytest.mark.parametrize("optimizer_class", [RMSpropTFLike, th.optim.Adam, ByShape])
+def test_a_parameter_that_is_frozen_before_or_later_stays(optimizer_class: Callable[..., th.optim.Optimizer]) -> None:
+    network = a_network()
+    network[0].weight.requires_grad_(False)
+    flat = FlatParameters(network)
+    optimizer = flat.make_optimizer(optimizer_class, 0.1, {})
+    assert len(flat.vectors) == 2
+
+    def step() -> dict[str, th.Tensor]:
+        before = {name: parameter.detach().clone() for name, parameter in network.named_parameters()}
+        flat.zero_grad()
+        loss_of(network).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        return {name: parameter - before[name] for name, parameter in network.named_parameters()}
+
+    first = step()
+    assert [name for name, change in first.items() if not change.any()] == ["0.weight"]
+    network[2].requires_grad_(False)
+    second = step()
+    assert [name for name, change in second.items() if not change.any()] == ["0.weight", "2.weight", "2.bias"]
+    network[2].requires_grad_(True)
+    assert step()["2.weight"].any()
+
+
+def test_the_average_moves_by_one_minus_alpha_and_has_no_gradients() -> None:
+    network = a_network()
+    network[2].weight.requires_grad_(False)
+    holder = nn.ModuleDict({"network": network})
+    holder.flat = FlatParameters(network)  # type: ignore[assignment]
+    average = copy.deepcopy(holder)
+    own, theirs = holder.flat, average.flat
+    assert isinstance(own, FlatParameters)
+    assert isinstance(theirs, FlatParameters)
+    theirs.without_gradients()
+    assert not any(parameter.requires_grad or parameter.grad is not None for parameter in average.parameters())
+    before = [parameter.clone() for parameter in average.parameters()]
+    with th.no_grad():
+        for parameter in holder.parameters():
+            parameter.add_(1)
+    theirs.average(own, 0.75)
+    for was, now in zip(before, average.parameters(), strict=True):
+        th.testing.assert_close(now, was + 0.25)
+
+
+def test_types_of_numbers_may_differ_and_parameters_may_be_shared() -> None:
+    network = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3).double())
+    network[1].weight = network[0].weight
+    flat = FlatParameters(network)
+    assert [vector.dtype for vector in flat.vectors] == [th.float32, th.float64]
+    assert sum(vector.numel() for vector in flat.vectors) == 9 + 3 + 3 + 12
+    optimizer = flat.make_optimizer(th.optim.SGD, 1.0, {})
+    flat.zero_grad()
+    network[2](network[1](network[0](th.ones(1, 3))).double()).sum().backward()
+    norm = th.nn.utils.get_total_norm(
+        [parameter.grad for parameter in network.parameters() if parameter.grad is not None]
+    )
+    assert flat.clip_grad_norm(None) == pytest.approx(norm.item())
+    before = [parameter.detach().clone() for parameter in network.parameters()]
+    optimizer.step()
+    for was, now in zip(before, network.parameters(), strict=True):
+        assert now.grad is not None
+        th.testing.assert_close(now.detach(), was - now.grad)
+
+
+# In a policy
+
+
+def a_policy(**kwargs: Any) -> ACERPolicy:
+    space = spaces.Box(-1, 1, (3,))
+    return MlpPolicy(space, spaces.Discrete(2), lambda _: 1e-3, net_arch=[4], **kwargs)
+
+
+@pytest.mark.parametrize("change", [lambda policy: policy.double(), lambda policy: policy.to("cpu"), copy.deepcopy])
+def test_a_policy_stays_flat_when_it_is_moved_or_copied(change: Callable[[ACERPolicy], ACERPolicy]) -> None:
+    policy = a_policy()
+    before = {name: value.clone() for name, value in policy.state_dict().items()}
+    changed = change(policy)
+    assert is_flat(changed.flat)
+    assert changed.flat.vectors[0].dtype == next(changed.parameters()).dtype
+    for name, value in changed.state_dict().items():
+        th.testing.assert_close(value, before[name].to(value.dtype))
+    (vector,) = changed.flat.vectors
+    assert changed.optimizer.param_groups[0]["params"][0] is vector
+    vector.data.zero_()
+    assert not any(parameter.any() for parameter in changed.parameters())
+
+
+def test_a_pickled_policy_is_flat() -> None:
+    policy = pickle.loads(pickle.dumps(a_network()))
+    flat = pickle.loads(pickle.dumps(FlatParameters(policy)))
+    assert is_flat(flat)
+
+
+def test_loading_parameters_keeps_a_policy_flat() -> None:
+    policy, other = a_policy(), a_policy()
+    file = io.BytesIO()
+    th.save(other.state_dict(), file)
+    file.seek(0)
+    policy.load_state_dict(th.load(file))
+    assert is_flat(policy.flat)
+    assert th.equal(policy.flat.vectors[0], other.flat.vectors[0])
+
+
+class OwnModule(MlpPolicy):
+    """A policy with a module and a parameter of its own."""
+
+    def _build(self) -> None:
+        super()._build()
+        self.temperature = nn.Parameter(th.ones(()))
+
+    def _statistics(self, latent: th.Tensor) -> th.Tensor:
+        return super()._statistics(latent * self.temperature)
+
+
+class Adam2(th.optim.Adam):
+    """No class of torch's itself."""
+
+
+@pytest.mark.parametrize("optimizer_class", [RMSpropTFLike, th.optim.Adam, Adam2])
+def test_a_saved_agent_goes_on_with_the_same_steps(optimizer_class: type[th.optim.Optimizer], tmp_path: Any) -> None:
+    env = DummyVecEnv([lambda: gym.make("CartPole-v1")])
+    policy_kwargs = {"net_arch": [8], "optimizer_class": optimizer_class}
+    model = ACER(OwnModule, env, n_steps=5, replay_start=10, seed=0, policy_kwargs=policy_kwargs, device="cpu")
+    model.learn(40)
+    assert model.policy.state_dict()["temperature"].item() != 1
+    model.save(tmp_path / "agent")
+    loaded = ACER.load(tmp_path / "agent", env)
+    batch = model.replay_buffer.latest()
+    for each in (model, loaded):
+        for _ in range(3):
+            each.update(batch)
+    for name, value in model.policy.state_dict().items():
+        assert th.equal(value, loaded.policy.state_dict()[name]), name
+    assert th.equal(model.average_policy.flat.vectors[0], loaded.average_policy.flat.vectors[0])
+
+
+def test_networks_for_images_are_flat_too() -> None:
+    model = ACER("CnnPolicy", DummyVecEnv([Catch]), n_steps=5, device="cpu", policy_kwargs={"use_bfloat16": False})
+    model.learn(10)
+    assert is_flat(model.policy.flat)
+    weight = model.policy.features_extractor.cnn[0].weight  # type: ignore[index, union-attr]
+    assert weight.is_contiguous(memory_format=th.channels_last)
+    assert np.isfinite(model.policy.flat.vectors[0].detach().numpy()).all()

@@ -21,12 +21,13 @@ from sb3_acer.policies import (
     CnnLnLstmPolicy,
     CnnLstmPolicy,
     Evaluation,
+    MlpGruPolicy,
     MlpLnLstmPolicy,
     MlpLstmPolicy,
     MlpPolicy,
     MultiInputLstmPolicy,
 )
-from sb3_acer.recurrent import LSTM, LayerNormLSTM, Recurrent, make_segments
+from sb3_acer.recurrent import GRU, LSTM, Gated, Identity, LayerNormLSTM, make_segments
 from tests.helpers import close, normal
 from tests.test_policies import (
     ACTIONS,
@@ -47,12 +48,14 @@ from tests.test_policies import (
 
 REPEATABLE = settings(deadline=None, derandomize=True, database=None)
 
-NETWORKS: dict[str, Callable[[int, int, int], Recurrent]] = {
+NETWORKS: dict[str, Callable[[int, int, int], Gated]] = {
     "LSTM": LSTM,
     "LSTM without biases": partial(LSTM, bias=False),
     "LayerNormLSTM": LayerNormLSTM,
+    "GRU": GRU,
+    "GRU without biases": partial(GRU, bias=False),
 }
-CLASSES: dict[str, type[Recurrent]] = {"LSTM": LSTM, "LayerNormLSTM": LayerNormLSTM}
+CLASSES: dict[str, type[Gated]] = {"LSTM": LSTM, "LayerNormLSTM": LayerNormLSTM, "GRU": GRU}
 CORES: dict[str, dict[str, Any]] = {
     "an LSTM each": {},
     "a shared LSTM": {"shared_lstm": True, "enable_critic_lstm": False},
@@ -143,16 +146,10 @@ def test_segments_are_the_episodes_and_each_row_is_in_one_of_them(given: Endings
         assert unpacked[last][-1] == n_steps * n_sequences + b
 
 
-def test_no_final_steps_are_none_at_all() -> None:
-    ends = some_endings(5, 3).ends
-    for ours, theirs in zip(make_segments(ends), make_segments(ends, th.zeros(0, dtype=th.int64)), strict=True):
-        assert th.equal(ours, theirs)
-
-
 # Networks
 
 
-def network_of(network_class: Callable[[int, int, int], Recurrent], n_layers: int) -> Recurrent:
+def network_of(network_class: Callable[[int, int, int], Gated], n_layers: int) -> Gated:
     """In float64, with gains and biases that are not as good as 1 and 0 to begin with."""
     network = network_class(3, 4, n_layers).double()
     with th.no_grad():
@@ -167,9 +164,20 @@ def normalised(norm: Any, x: th.Tensor) -> th.Tensor:
     return normal
 
 
-def cell_by_hand(
-    network: Recurrent, layer: int, x: th.Tensor, h: th.Tensor, c: th.Tensor
-) -> tuple[th.Tensor, th.Tensor]:
+def gru_by_hand(network: GRU, layer: int, x: th.Tensor, h: th.Tensor) -> th.Tensor:
+    """Reset, update and new gate: h' = (1 - z) n + z h with n = tanh(W x + b + r (U h + b'))."""
+    inputs, hiddens, *biases = network.gru.all_weights[layer]
+    of_input, of_hidden = biases or (th.zeros(len(inputs)).double(),) * 2
+    r_x, z_x, n_x = (x @ inputs.T + of_input).chunk(3, -1)
+    r_h, z_h, n_h = (h @ hiddens.T + of_hidden).chunk(3, -1)
+    z = th.sigmoid(z_x + z_h)
+    return (1 - z) * th.tanh(n_x + th.sigmoid(r_x + r_h) * n_h) + z * h
+
+
+def cell_by_hand(network: Gated, layer: int, x: th.Tensor, *parts: th.Tensor) -> tuple[th.Tensor, ...]:
+    if isinstance(network, GRU):
+        return (gru_by_hand(network, layer, x, *parts),)
+    h, c = parts
     if isinstance(network, LSTM):
         inputs, hiddens, *biases = network.lstm.all_weights[layer]
         gates = x @ inputs.T + h @ hiddens.T + sum(biases)
@@ -183,17 +191,16 @@ def cell_by_hand(
     return th.sigmoid(o) * th.tanh(shown), c
 
 
-def step_by_hand(network: Recurrent, x: th.Tensor, states: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
-    parts = states.chunk(2 * network.n_layers, -1)
-    hiddens, cells = [], []
+def step_by_hand(network: Gated, x: th.Tensor, states: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
+    parts = states.chunk(network.n_parts * network.n_layers, -1)
+    after = []
     for layer in range(network.n_layers):
-        x, c = cell_by_hand(network, layer, x, parts[layer], parts[network.n_layers + layer])
-        hiddens.append(x)
-        cells.append(c)
-    return x, th.cat(hiddens + cells, -1)
+        after.append(cell_by_hand(network, layer, x, *parts[layer :: network.n_layers]))
+        x = after[-1][0]
+    return x, th.cat([part for of_layers in zip(*after, strict=True) for part in of_layers], -1)
 
 
-def unrolled(network: Recurrent, features: th.Tensor, states: th.Tensor, given: Endings) -> tuple[th.Tensor, th.Tensor]:
+def unrolled(network: Gated, features: th.Tensor, states: th.Tensor, given: Endings) -> tuple[th.Tensor, th.Tensor]:
     """What the network is to compute of all rows: a loop over steps, masked where episodes end."""
     n_steps, n_sequences = given.ends.shape
     rows = features[: (n_steps + 1) * n_sequences].view(n_steps + 1, n_sequences, -1)
@@ -210,7 +217,7 @@ def unrolled(network: Recurrent, features: th.Tensor, states: th.Tensor, given: 
     return th.cat((*outputs, *(x.unsqueeze(0) for x in of_finals))), states
 
 
-def inputs_of(network: Recurrent, given: Endings) -> tuple[th.Tensor, th.Tensor]:
+def inputs_of(network: Gated, given: Endings) -> tuple[th.Tensor, th.Tensor]:
     """Features of all rows, and the states in which the sequences begin."""
     n_steps, n_sequences = given.ends.shape
     rng = np.random.default_rng(0)
@@ -222,7 +229,7 @@ def inputs_of(network: Recurrent, given: Endings) -> tuple[th.Tensor, th.Tensor]
 @every_depth
 @every_network
 def test_all_rows_at_once_are_a_loop_over_the_steps_and_so_are_their_gradients(
-    network_class: Callable[[int, int, int], Recurrent], n_layers: int
+    network_class: Callable[[int, int, int], Gated], n_layers: int
 ) -> None:
     network = network_of(network_class, n_layers)
 
@@ -230,7 +237,7 @@ def test_all_rows_at_once_are_a_loop_over_the_steps_and_so_are_their_gradients(
     @given(endings())
     def law(given: Endings) -> None:
         features, states = inputs_of(network, given)
-        found = network(features, states, make_segments(*given))
+        found = network.sequence(features, states, *given)
         expected = unrolled(network, features, states, given)
         for ours, theirs in zip(found, expected, strict=True):
             close(ours, theirs)
@@ -246,11 +253,11 @@ def test_all_rows_at_once_are_a_loop_over_the_steps_and_so_are_their_gradients(
 
 @every_depth
 @every_network
-def test_one_step_is_a_sequence_of_one_row(network_class: Callable[[int, int, int], Recurrent], n_layers: int) -> None:
+def test_one_step_is_a_sequence_of_one_row(network_class: Callable[[int, int, int], Gated], n_layers: int) -> None:
     network = network_of(network_class, n_layers)
     alone = Endings(th.zeros(0, 5, dtype=th.bool), th.zeros(0, dtype=th.int64))
     features, states = inputs_of(network, alone)
-    whole, step = network(features, states, make_segments(alone.ends)), network(features, states)
+    whole, step = network.sequence(features, states, *alone), network.step(features, states)
     for of_all, of_one, by_hand in zip(whole, step, step_by_hand(network, features, states), strict=True):
         close(of_one, of_all)
         close(of_one, by_hand)
@@ -268,7 +275,7 @@ def test_an_lstm_with_resets_is_that_of_sb3_contrib(n_layers: int) -> None:
     assert isinstance(network, LSTM)
     given = some_endings(9, 4)._replace(final_steps=th.zeros(0, dtype=th.int64))
     features, states = inputs_of(network, given)
-    outputs, after = network(features, states, make_segments(*given))
+    outputs, after = network.sequence(features, states, *given)
     hidden, cell = (part.view(4, n_layers, 4).swapaxes(0, 1).contiguous() for part in states.chunk(2, -1))
     starts = th.cat((th.zeros(1, 4), given.ends.float())).double()
     theirs, their_after = RecurrentActorCriticPolicy._process_sequence(
@@ -283,7 +290,7 @@ def test_a_layer_normalised_lstm_is_that_of_stable_baselines(n_layers: int) -> N
     network = network_of(LayerNormLSTM, n_layers)
     given = Endings(th.zeros(6, 2, dtype=th.bool), th.zeros(0, dtype=th.int64))
     features, states = inputs_of(network, given)
-    outputs, after = network(features, states, make_segments(*given))
+    outputs, after = network.sequence(features, states, *given)
     values = {name: value.detach().numpy() for name, value in network.named_parameters()}
 
     def layer_norm(x: Any, name: str) -> Any:
@@ -311,7 +318,7 @@ def test_a_layer_normalised_lstm_is_that_of_stable_baselines(n_layers: int) -> N
 @every_depth
 @every_network
 def test_no_gradient_crosses_the_end_of_an_episode(
-    network_class: Callable[[int, int, int], Recurrent], n_layers: int
+    network_class: Callable[[int, int, int], Gated], n_layers: int
 ) -> None:
     network = network_of(network_class, n_layers)
 
@@ -319,7 +326,7 @@ def test_no_gradient_crosses_the_end_of_an_episode(
     @given(endings())
     def law(given: Endings) -> None:
         features, states = inputs_of(network, given)
-        outputs, _ = network(features, states, make_segments(*given))
+        outputs, _ = network.sequence(features, states, *given)
         for rows in given.episodes:
             for place, row in enumerate(rows):
                 of_features, of_states = th.autograd.grad(outputs[row].sum(), (features, states), retain_graph=True)
@@ -335,16 +342,15 @@ def test_dropout_is_of_an_update_and_of_no_step() -> None:
     network = LSTM(3, 40, 2, dropout=0.5)
     given = some_endings(5, 3)
     features, states = (each.detach().float() for each in inputs_of(network, given))
-    segments = make_segments(*given)
     network.eval()
-    outputs, after = network(features, states, segments)
+    outputs, after = network.sequence(features, states, *given)
     network.train()
-    dropped, after_dropped = network(features, states, segments)
+    dropped, after_dropped = network.sequence(features, states, *given)
     assert (dropped - outputs).abs().mean() > 1e-3
     hidden, hidden_dropped = (each[:, :40] for each in (after, after_dropped))
     close(hidden_dropped, hidden)  # the first layer has nothing below it that could be dropped
     assert (dropped != 0).all()  # and nothing is above the last
-    steps = [network(features[:3], states)[0] for _ in range(2)]
+    steps = [network.step(features[:3], states)[0] for _ in range(2)]
     close(steps[0], outputs[:3], 1e-6)
     assert th.equal(*steps)
 
@@ -352,7 +358,7 @@ def test_dropout_is_of_an_update_and_of_no_step() -> None:
 @every_depth
 @every_network
 def test_an_orthogonal_network_has_orthogonal_weights_and_no_bias(
-    network_class: Callable[[int, int, int], Recurrent], n_layers: int
+    network_class: Callable[[int, int, int], Gated], n_layers: int
 ) -> None:
     network = network_of(network_class, n_layers)
     if isinstance(network, LayerNormLSTM):
@@ -376,16 +382,16 @@ def test_an_orthogonal_network_has_orthogonal_weights_and_no_bias(
 
 def remembering(
     action_space: Space = ACTIONS["Discrete"],
-    lstm_class: type[Recurrent] = LSTM,
+    lstm_class: type[Gated] = LSTM,
     n_layers: int = 1,
     observation_space: Space = VECTOR,
     **arguments: Any,
 ) -> ACERPolicy:
-    arguments = {"lstm_class": lstm_class, "n_lstm_layers": n_layers, "net_arch": [8], **arguments}
+    arguments = {"recurrent_class": lstm_class, "n_lstm_layers": n_layers, "net_arch": [8], **arguments}
     policy = make(observation_space, action_space, **{"lstm_hidden_size": 5, **arguments})
     with th.no_grad():
-        for lstm in (policy.pi_lstm, policy.q_lstm):
-            for parameter in lstm.parameters() if lstm is not None else ():
+        for lstm in (policy.pi_recurrent, policy.q_recurrent):
+            for parameter in lstm.parameters():
                 parameter.add_(0.3 * th.randn_like(parameter))  # so that what is remembered matters
     return policy
 
@@ -429,7 +435,7 @@ def walk(policy: ACERPolicy, given: Sequences) -> Walk:
     stats, values, next_values, before = [], [], [], [given.states]
     for t in range(n_steps):
         row, following = (pick(given.observations, each) for each in (t, t + 1))
-        of_row, after = policy(row, before[-1])
+        of_row, after = policy.step(row, before[-1])
         stats.append(of_row)
         values.append(policy.predict_values(row, before[-1]).squeeze(-1))
         before.append(after * ~given.ends[t].unsqueeze(-1))
@@ -458,7 +464,7 @@ def assert_a_walk_is_the_whole(policy: ACERPolicy, given: Sequences) -> None:
 @every_depth
 @every_class
 def test_acting_step_by_step_is_one_pass_over_the_sequences(
-    lstm_class: type[Recurrent], n_layers: int, core: dict[str, Any], action_space: Space
+    lstm_class: type[Gated], n_layers: int, core: dict[str, Any], action_space: Space
 ) -> None:
     policy = remembering(action_space, lstm_class, n_layers, **core)
     given = a_slot(policy, some_endings(7, 4))
@@ -468,7 +474,7 @@ def test_acting_step_by_step_is_one_pass_over_the_sequences(
     forgetful = evaluate(policy, given._replace(states=th.zeros_like(given.states)))
     remembered = evaluate(policy, given)
     assert (forgetful.stats - remembered.stats)[0].abs().max() > 1e-3
-    matters = policy.q_lstm is not None or policy.family.enumerable  # V = sum pi Q there
+    matters = not isinstance(policy.q_recurrent, Identity) or policy.family.enumerable  # V = sum pi Q there
     assert ((forgetful.values - remembered.values)[0].abs().max() > 1e-4) == matters
 
 
@@ -492,7 +498,7 @@ def test_all_kinds_of_observations_are_remembered(kind: str, share: bool) -> Non
 @every_core
 @every_class
 def test_each_step_is_judged_as_if_it_were_alone_with_what_is_remembered(
-    lstm_class: type[Recurrent], core: dict[str, Any], action_space: Space
+    lstm_class: type[Gated], core: dict[str, Any], action_space: Space
 ) -> None:
     policy = remembering(action_space, lstm_class, **core)
     given = a_slot(policy, some_endings(5, 3))
@@ -540,7 +546,7 @@ def gradients_of(policy: ACERPolicy, states: th.Tensor, found: Iterable[Evaluati
 @every_depth
 @every_class
 def test_gradients_through_time_are_those_of_steps_taken_one_after_the_other(
-    lstm_class: type[Recurrent], n_layers: int, core: dict[str, Any], action_space: Space
+    lstm_class: type[Gated], n_layers: int, core: dict[str, Any], action_space: Space
 ) -> None:
     policy = remembering(action_space, lstm_class, n_layers, **core)
     given = a_slot(policy, some_endings(5, 3))
@@ -550,7 +556,7 @@ def test_gradients_through_time_are_those_of_steps_taken_one_after_the_other(
         now = slice(t, t + 1)
         rows = pick(given.observations, slice(t, t + 2)), given.actions[now], states, given.ends[now]
         steps.append(policy.evaluate(*rows, th.zeros(0, 3), th.zeros(0, dtype=th.int64), 3, rng))
-        states = policy(pick(given.observations, t), states)[1] * ~given.ends[t].unsqueeze(-1)
+        states = policy.step(pick(given.observations, t), states)[1] * ~given.ends[t].unsqueeze(-1)
     at_once = evaluate(policy, given)
     apart = [Evaluation(*(part[t : t + 1] for part in at_once)) for t in range(5)]
     for ours, theirs in zip(
@@ -571,17 +577,17 @@ def test_policy_and_critic_are_trained_through_the_lstm_that_each_has(
         names, weights = zip(*policy.named_parameters(), strict=True)
         gradients = th.autograd.grad(output.sum(), weights, retain_graph=True, allow_unused=True)
         with_gradients = {name for name, gradient in zip(names, gradients, strict=True) if gradient is not None}
-        return {name.split(".")[0] for name in with_gradients} & {"pi_lstm", "q_lstm"}
+        return {name.split(".")[0] for name in with_gradients} & {"pi_recurrent", "q_recurrent"}
 
-    of_critic = {"an LSTM each": {"q_lstm"}, "a shared LSTM": {"pi_lstm"}, "a critic without": set()}
-    assert reached(found.stats) == {"pi_lstm"}
+    of_critic = {"an LSTM each": {"q_recurrent"}, "a shared LSTM": {"pi_recurrent"}, "a critic without": set()}
+    assert reached(found.stats) == {"pi_recurrent"}
     assert reached(found.q_values) == next(of_critic[name] for name in CORES if CORES[name] is core)
     if not policy.family.enumerable:
         assert reached(found.values) == reached(found.q_values)
 
 
 @every_class
-def test_policy_and_critic_do_not_see_what_the_other_remembers(lstm_class: type[Recurrent]) -> None:
+def test_policy_and_critic_do_not_see_what_the_other_remembers(lstm_class: type[Gated]) -> None:
     policy = remembering(ACTIONS["Box"], lstm_class)
     given = a_slot(policy, some_endings(5, 3))
     before = evaluate(policy, given)
@@ -613,7 +619,7 @@ def test_a_policy_without_an_lstm_remembers_nothing(action_space: Space) -> None
     given = a_slot(policy, some_endings(5, 3))
     assert_a_walk_is_the_whole(policy, given)
     reversed_ = evaluate(policy, given._replace(observations=pick(given.observations, th.arange(5, -1, -1))))
-    close(reversed_.stats[0], policy(pick(given.observations, 5), given.states)[0], 1e-6)
+    close(reversed_.stats[0], policy.step(pick(given.observations, 5), given.states)[0], 1e-6)
 
 
 # Predictions
@@ -626,9 +632,7 @@ def as_numpy(rows: Obs) -> Any:
 @pytest.mark.parametrize("kind", ["vector", "image", "Dict"])
 @every_core
 @every_class
-def test_predicting_with_what_was_returned_is_acting(
-    lstm_class: type[Recurrent], core: dict[str, Any], kind: str
-) -> None:
+def test_predicting_with_what_was_returned_is_acting(lstm_class: type[Gated], core: dict[str, Any], kind: str) -> None:
     policy = remembering(ACTIONS["Box"], lstm_class, 2, OBSERVATIONS[kind], **core)
     given = a_slot(policy, some_endings(6, 3))._replace(states=th.zeros(3, policy.state_size))
     with th.no_grad():
@@ -645,14 +649,14 @@ def test_predicting_with_what_was_returned_is_acting(
 def test_predictions_are_drawn_from_what_is_remembered() -> None:
     policy, n = remembering(ACTIONS["Box"]), 4000
     observation, state = np.zeros((1, 3), np.float32), np.random.default_rng(0).normal(size=(1, policy.state_size))
-    mean, std = policy(th.zeros(1, 3), th.from_numpy(state).float())[0].detach().numpy().reshape(2, 2)
+    mean, std = policy.step(th.zeros(1, 3), th.from_numpy(state).float())[0].detach().numpy().reshape(2, 2)
     actions, _ = policy.predict(observation.repeat(n, 0), state.repeat(n, 0))
     np.testing.assert_array_less(np.abs(actions.mean(0) - mean), 4 * std / n**0.5)
     np.testing.assert_array_less(np.abs(actions.std(0) - std), 4 * std / (2 * n) ** 0.5)
 
 
 @every_class
-def test_where_an_episode_begins_nothing_is_remembered_and_elsewhere_all(lstm_class: type[Recurrent]) -> None:
+def test_where_an_episode_begins_nothing_is_remembered_and_elsewhere_all(lstm_class: type[Gated]) -> None:
     policy = remembering(ACTIONS["Box"], lstm_class)
     observation = as_numpy(rows_of(VECTOR, 4))
     state = np.random.default_rng(0).normal(size=(4, policy.state_size)).astype(np.float32)
@@ -702,7 +706,7 @@ def test_a_state_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("shape", [(3,), (1,), (2, 1), ()], ids=str)
-@pytest.mark.parametrize("arguments", [{}, {"lstm_class": LSTM}], ids=["feed-forward", "LSTM"])
+@pytest.mark.parametrize("arguments", [{}, {"recurrent_class": LSTM}], ids=["feed-forward", "LSTM"])
 def test_episode_starts_of_another_shape_are_refused(arguments: dict[str, Any], shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"episode_start must be of shape \(2,\), got "):
         make(**arguments).predict(as_numpy(rows_of(VECTOR, 2)), None, np.zeros(shape, bool))
@@ -711,26 +715,27 @@ def test_episode_starts_of_another_shape_are_refused(arguments: dict[str, Any], 
 # Construction
 
 
-NAMES: list[tuple[type[ACERPolicy], type[Recurrent], type[nn.Module], str]] = [
+NAMES: list[tuple[type[ACERPolicy], type[Gated], type[nn.Module], str]] = [
     (MlpLstmPolicy, LSTM, FlattenExtractor, "vector"),
     (MlpLnLstmPolicy, LayerNormLSTM, FlattenExtractor, "vector"),
     (CnnLstmPolicy, LSTM, NatureCNN, "image"),
     (CnnLnLstmPolicy, LayerNormLSTM, NatureCNN, "image"),
     (MultiInputLstmPolicy, LSTM, CombinedExtractor, "Dict"),
+    (MlpGruPolicy, GRU, FlattenExtractor, "vector"),
 ]
 
 
 @pytest.mark.parametrize(("policy_class", "lstm_class", "extractor", "kind"), NAMES, ids=lambda x: str(x))
 def test_the_names_of_policies_fix_defaults(
-    policy_class: type[ACERPolicy], lstm_class: type[Recurrent], extractor: type[nn.Module], kind: str, tmp_path: Path
+    policy_class: type[ACERPolicy], lstm_class: type[Gated], extractor: type[nn.Module], kind: str, tmp_path: Path
 ) -> None:
     policy = policy_class(OBSERVATIONS[kind], ACTIONS["Discrete"], constant)
     assert isinstance(policy.features_extractor, extractor)
-    for lstm in (policy.pi_lstm, policy.q_lstm):
+    for lstm in (policy.pi_recurrent, policy.q_recurrent):
         assert isinstance(lstm, lstm_class)
         assert (lstm.hidden_size, lstm.n_layers) == (256, 1)
-    assert policy.pi_lstm is not policy.q_lstm
-    assert policy.state_size == 4 * 256
+    assert policy.pi_recurrent is not policy.q_recurrent
+    assert policy.state_size == 2 * lstm_class.n_parts * 256
     policy.save(str(tmp_path / "policy.pt"))
     given = a_slot(policy, some_endings(3, 2))
     for loaded in (policy_class.load(str(tmp_path / "policy.pt")), ACERPolicy.load(str(tmp_path / "policy.pt"))):
@@ -742,13 +747,13 @@ def test_the_names_of_policies_fix_defaults(
 @every_core
 @every_class
 def test_a_loaded_policy_with_an_lstm_is_the_one_that_was_saved(
-    lstm_class: type[Recurrent], core: dict[str, Any], n_layers: int, tmp_path: Path
+    lstm_class: type[Gated], core: dict[str, Any], n_layers: int, tmp_path: Path
 ) -> None:
     policy = remembering(ACTIONS["MultiDiscrete"], lstm_class, n_layers, lstm_hidden_size=7, **core)
     policy.save(str(tmp_path / "policy.pt"))
     loaded = MlpPolicy.load(str(tmp_path / "policy.pt"), device="cpu")
-    assert loaded.lstm_options == policy.lstm_options
-    assert (loaded.q_lstm is loaded.pi_lstm) == ("shared_lstm" in core)
+    assert loaded.recurrent_options == policy.recurrent_options
+    assert (loaded.q_recurrent is loaded.pi_recurrent) == ("shared_lstm" in core)
     given = a_slot(policy, some_endings(4, 3))
     for ours, theirs in zip(evaluate(policy, given), evaluate(loaded, given), strict=True):
         assert th.equal(ours, theirs)
@@ -759,7 +764,7 @@ def test_the_arguments_of_an_lstm_are_saved_with_the_policy(tmp_path: Path) -> N
     policy = MlpLstmPolicy(VECTOR, ACTIONS["Box"], constant, lstm_hidden_size=4, n_lstm_layers=2, lstm_kwargs=arguments)
     policy.save(str(tmp_path / "policy.pt"))
     for each in (policy, MlpLstmPolicy.load(str(tmp_path / "policy.pt"))):
-        for lstm in (each.pi_lstm, each.q_lstm):
+        for lstm in (each.pi_recurrent, each.q_recurrent):
             assert isinstance(lstm, LSTM)
             assert (lstm.lstm.bias, lstm.lstm.dropout) == (False, 0.25)
     assert arguments == {"bias": False, "dropout": 0.25}
@@ -767,14 +772,14 @@ def test_the_arguments_of_an_lstm_are_saved_with_the_policy(tmp_path: Path) -> N
 
 @every_core
 @every_class
-def test_a_copy_of_a_policy_has_an_lstm_of_its_own(lstm_class: type[Recurrent], core: dict[str, Any]) -> None:
-    policy = remembering(lstm_class=lstm_class, **core)
+def test_a_copy_of_a_policy_has_an_lstm_of_its_own(lstm_class: type[Gated], core: dict[str, Any]) -> None:
+    policy = remembering(recurrent_class=lstm_class, **core)
     copied, given = deepcopy(policy), a_slot(policy, some_endings(4, 3))
-    assert not set(copied.weights) & set(policy.weights)
-    assert (copied.q_lstm is copied.pi_lstm) == ("shared_lstm" in core)
+    assert not set(copied.parameters()) & set(policy.parameters())
+    assert (copied.q_recurrent is copied.pi_recurrent) == ("shared_lstm" in core)
     before = evaluate(copied, given)
     with th.no_grad():
-        for weight in policy.weights:
+        for weight in list(policy.parameters()):
             weight.add_(1)
     for ours, theirs in zip(before, evaluate(copied, given), strict=True):
         assert th.equal(ours, theirs)
@@ -782,24 +787,23 @@ def test_a_copy_of_a_policy_has_an_lstm_of_its_own(lstm_class: type[Recurrent], 
 
 @every_core
 @every_class
-def test_the_optimizer_has_every_parameter_of_the_lstms_once(lstm_class: type[Recurrent], core: dict[str, Any]) -> None:
-    policy = remembering(lstm_class=lstm_class, **core)
-    (group,) = policy.optimizer.param_groups
-    assert len(group["params"]) == len(set(group["params"])) == len(policy.weights)
-    lstms = {lstm for lstm in (policy.pi_lstm, policy.q_lstm) if lstm is not None}
-    assert len(lstms) == (1 if core else 2)
-    assert {parameter for lstm in lstms for parameter in lstm.parameters()} <= set(group["params"])
+def test_the_optimizer_has_every_parameter_of_the_lstms_once(lstm_class: type[Gated], core: dict[str, Any]) -> None:
+    policy = remembering(recurrent_class=lstm_class, **core)
+    (vector,) = policy.optimizer.param_groups[0]["params"]
+    assert vector.numel() == sum(parameter.numel() for parameter in policy.parameters())
+    modules = {module for module in (policy.pi_recurrent, policy.q_recurrent) if not isinstance(module, Identity)}
+    assert len(modules) == (1 if core else 2)
 
 
 @every_core
 @every_class
 def test_lstms_are_initialised_orthogonally_unless_they_are_not_to_be(
-    lstm_class: type[Recurrent], core: dict[str, Any]
+    lstm_class: type[Gated], core: dict[str, Any]
 ) -> None:
     for ortho_init in (True, False):
-        policy = MlpPolicy(VECTOR, ACTIONS["Box"], constant, lstm_class=lstm_class, ortho_init=ortho_init, **core)
-        for lstm in (policy.pi_lstm, policy.q_lstm):
-            for name, parameter in lstm.named_parameters() if lstm is not None else ():
+        policy = MlpPolicy(VECTOR, ACTIONS["Box"], constant, recurrent_class=lstm_class, ortho_init=ortho_init, **core)
+        for lstm in (policy.pi_recurrent, policy.q_recurrent):
+            for name, parameter in lstm.named_parameters():
                 if parameter.dim() == 2:
                     products = parameter.T @ parameter
                     close(products / products[0, 0], th.eye(len(products)), 1e-4) if ortho_init else None
@@ -823,7 +827,7 @@ def test_lstms_are_initialised_orthogonally_unless_they_are_not_to_be(
         ({"lstm_kwargs": {"hidden_size": 5}}, r"lstm_kwargs must be arguments of LSTM, got \{'hidden_size': 5\}"),
         ({"lstm_kwargs": {"batch_first": True}}, "lstm_kwargs must be arguments of LSTM, got"),
         (
-            {"lstm_class": LayerNormLSTM, "lstm_kwargs": {"dropout": 0.5}},
+            {"recurrent_class": LayerNormLSTM, "lstm_kwargs": {"dropout": 0.5}},
             r"lstm_kwargs must be arguments of LayerNormLSTM, got \{'dropout': 0.5\}",
         ),
     ],
@@ -847,14 +851,15 @@ def test_options_of_an_lstm_that_cannot_be_are_refused_by_name(arguments: dict[s
     ids=str,
 )
 def test_a_feed_forward_policy_has_no_options_of_an_lstm(arguments: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="MlpPolicy has no LSTM: lstm_class must be set, got None with ") as error:
+    with pytest.raises(ValueError, match="recurrent_class must be set for the options of an LSTM, got ") as error:
         MlpPolicy(VECTOR, ACTIONS["Discrete"], constant, **arguments)
     assert all(f"{name!r}: {value!r}" in str(error.value) for name, value in arguments.items())
+    assert "MlpPolicy" in str(error.value)
 
 
 def test_an_lstm_class_gives_any_policy_a_memory() -> None:
     named = MlpLstmPolicy(VECTOR, ACTIONS["Discrete"], constant, lstm_hidden_size=6, ortho_init=False)
-    other = MlpPolicy(VECTOR, ACTIONS["Discrete"], constant, lstm_hidden_size=6, lstm_class=LSTM)
+    other = MlpPolicy(VECTOR, ACTIONS["Discrete"], constant, lstm_hidden_size=6, recurrent_class=LSTM)
     other.load_state_dict(named.state_dict())
     slot = a_slot(named, some_endings(4, 3))
     for ours, theirs in zip(evaluate(named, slot), evaluate(other, slot), strict=True):

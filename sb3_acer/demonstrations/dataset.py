@@ -165,7 +165,7 @@ class ExpertDataset:
         policy.set_training_mode(False)
         while len(steps):  # one step of every trajectory that goes on
             with th.no_grad():
-                stats, after = policy(self.inputs_for(model, steps), states)
+                stats, after = policy.step(self.inputs_for(model, steps), states)
             all_stats[steps], all_states[steps] = stats.cpu().numpy(), states.cpu().numpy()
             goes_on = steps < lasts
             steps, lasts, states = steps[goes_on] + 1, lasts[goes_on], after[th.from_numpy(goes_on).to(after.device)]

@@ -6,13 +6,20 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch as th
-from stable_baselines3.common.base_class import BaseAlgorithm
+from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import Image
+from stable_baselines3.common.preprocessing import is_image_space
+from stable_baselines3.common.type_aliases import RolloutReturn
+from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_acer.buffer import SequenceReplayBuffer
 from sb3_acer.demonstrations.cloning import behaviour_cloning
 from sb3_acer.demonstrations.dataset import ExpertDataset
 from sb3_acer.policies import ACERPolicy
+from sb3_acer.rollouts import RolloutAlgorithm
+from sb3_acer.update import Update
+
+_ALL_BUT_TENSORBOARD = ("stdout", "log", "json", "csv")
 
 SelfInterface = TypeVar("SelfInterface", bound="StableBaselinesInterface")
 
@@ -36,12 +43,26 @@ class OldNames:
         self._callback.update_locals({**locals_, **self._old_locals(locals_)})
 
 
-class StableBaselinesInterface(BaseAlgorithm):
+class StableBaselinesInterface(RolloutAlgorithm):
     """Methods of stable-baselines' agents, for an agent that has an average policy."""
 
-    policy: ACERPolicy
     average_policy: ACERPolicy
-    replay_buffer: SequenceReplayBuffer
+    _n_replays: int
+    """replayed batches after the last rollout"""
+
+    def collect_rollouts(self, env: VecEnv, callback: BaseCallback, *args: Any, **kwargs: Any) -> RolloutReturn:
+        named = cast(BaseCallback, OldNames(callback, self._old_locals))
+        return super().collect_rollouts(env, named, *args, **kwargs)
+
+    def _old_locals(self, step: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "obs": step["new_obs"],
+            "mus": self._behaviour,
+            "states": self._states_after,
+            "masks": self._episode_starts,
+            "steps": self.num_timesteps - self.n_envs * (self.replay_buffer.step + 1),
+            "samples_number": self._n_replays,
+        }
 
     def predict(
         self,
@@ -108,6 +129,27 @@ class StableBaselinesInterface(BaseAlgorithm):
         """Clone the policy that demonstrated, see :func:`~sb3_acer.demonstrations.cloning.behaviour_cloning`."""
         return behaviour_cloning(self, dataset, n_epochs, learning_rate, adam_epsilon, val_interval)
 
+    def record_distributions(self, update: Update) -> None:
+        """Log what stable-baselines logs with ``full_tensorboard_log=True``: histograms, and images as such."""
+        distributions: dict[str, Any] = {
+            "rewards": update.batch.rewards,
+            "advantages": update.advantage,
+            "action_probabilities": update.evaluation.stats.detach(),
+            "learning_rate": th.tensor(self.policy.optimizer.param_groups[0]["lr"]),
+        }
+        observations, space = update.batch.observations, self.observation_space
+        parts: dict[str, tuple[Any, Any]] = {"observations": (observations, space)}
+        if isinstance(observations, dict) and isinstance(space, spaces.Dict):
+            parts = {f"observations/{key}": (rows, space[key]) for key, rows in observations.items()}
+        for name, (rows, part) in parts.items():
+            if is_image_space(part):
+                newest = rows[0, 0] if rows.shape[2] in (1, 3) else rows[0, 0, -1:]  # of a stack
+                self.logger.record(f"images/{name}", Image(newest, "CHW"), exclude=_ALL_BUT_TENSORBOARD)
+            else:
+                distributions[name] = rows.float()
+        for name, values in distributions.items():
+            self.logger.record(f"histograms/{name}", values.flatten(), exclude=_ALL_BUT_TENSORBOARD)
+
     def setup_model(self) -> None:
         """Build the networks, where ``_init_setup_model`` was False."""
         self._setup_model()
@@ -116,7 +158,7 @@ class StableBaselinesInterface(BaseAlgorithm):
         """
         :return: what is learnt
         """
-        return self.policy.weights
+        return list(self.policy.parameters())
 
     def load_parameters(self, load_path_or_dict: str | pathlib.Path | dict[str, Any], exact_match: bool = True) -> None:
         """

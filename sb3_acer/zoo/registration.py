@@ -11,15 +11,15 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from optuna.trial import BaseTrial
 from rl_zoo3.hyperparams_opt import HYPERPARAMS_CONVERTER, HYPERPARAMS_SAMPLER
 from rl_zoo3.utils import ALGOS
+from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from stable_baselines3.common.utils import ConstantSchedule
 
 from sb3_acer import ACER
-from sb3_acer.parameters import RMSpropTF
 from sb3_acer.policies import ACERPolicy
 
 NET_ARCHS = {"small": [64, 64], "medium": [256, 256]}
 ACTIVATIONS = {"tanh": th.nn.Tanh, "relu": th.nn.ReLU, "elu": th.nn.ELU}
-OPTIMIZERS = {"rmsprop": RMSpropTF, "adam": th.optim.Adam}
+OPTIMIZERS = {"rmsprop": RMSpropTFLike, "adam": th.optim.Adam}
 
 Ranges = dict[str, IntDistribution | FloatDistribution | CategoricalDistribution]
 

@@ -156,7 +156,7 @@ def test_the_behaviour_is_about_the_action_taken_or_the_policys(action_space: sp
     dataset.to_replay_buffer(model, "policy")
     batch = model.replay_buffer.latest()
     assert isinstance(batch.observations, th.Tensor)
-    stats, _ = model.policy(batch.observations[:-1].flatten(0, 1), th.zeros(5, 0))
+    stats, _ = model.policy.step(batch.observations[:-1].flatten(0, 1), th.zeros(5, 0))
     np.testing.assert_allclose(batch.behaviour.flatten(0, 1), stats.detach(), rtol=1e-5)
 
     dataset.to_replay_buffer(model, epsilon=0.1)
@@ -177,7 +177,7 @@ def test_demonstrations_and_rollouts_are_episodes_apart() -> None:
     assert model.replay_buffer.size() == 24
     for ages in (-1, -3):  # the last demonstration, and the last step before them
         slot = model.replay_buffer.pos + ages
-        batch = model.replay_buffer._gather(np.array([slot]), np.array([0]), None, th.device("cpu"))
+        batch = model.replay_buffer.gather(np.array([slot]), np.array([0]), None, th.device("cpu"))
         assert (batch.terminated | batch.truncated)[-1].all()
     model.learn(30, reset_num_timesteps=False)
     assert all(parameter.isfinite().all() for parameter in model.policy.parameters())
@@ -190,7 +190,7 @@ def test_a_rollout_under_way_is_finished_by_demonstrations() -> None:
     quiet(new_arrays()).to_replay_buffer(model)
     assert model.replay_buffer.step == 3
     model.learn(16)
-    slots = model.replay_buffer._gather(np.arange(5), np.zeros(5, int), None, th.device("cpu"))
+    slots = model.replay_buffer.gather(np.arange(5), np.zeros(5, int), None, th.device("cpu"))
     shown = new_arrays()["rewards"]
     rewards = np.concatenate((np.arange(1, 12), shown, shown[:4], np.arange(12, 25)))
     np.testing.assert_allclose(slots.rewards.T.flatten(), rewards, rtol=1e-6)
@@ -204,7 +204,7 @@ def test_the_agent_is_shown_its_own_space_and_the_buffer_what_was_recorded() -> 
     quiet(new_arrays()).to_replay_buffer(model, "policy")
     batch, normalised = model.replay_buffer.latest(), model.replay_buffer.latest(env)
     assert set(batch.observations[:, 0, 0].int().tolist()) <= {*range(12)}  # type: ignore[index]
-    stats, _ = model.policy(normalised.observations[:-1].flatten(0, 1), th.zeros(5, 0))  # type: ignore[index]
+    stats, _ = model.policy.step(normalised.observations[:-1].flatten(0, 1), th.zeros(5, 0))  # type: ignore[index]
     np.testing.assert_allclose(batch.behaviour.flatten(0, 1), stats.detach(), rtol=1e-4)
 
 
@@ -216,10 +216,10 @@ def test_a_recurrent_agents_memory_at_each_sequence_is_replayed() -> None:
     state = None
     for step in range(16):
         start = np.array([step in (0, 10)])
-        before = model.policy._before(state, start, 1)
+        before = model.policy._states_before(state, start, 1)
         if step % 4 == 0:
             slot = model.replay_buffer.pos - 4 + step // 4
-            batch = model.replay_buffer._gather(np.array([slot]), np.array([0]), None, th.device("cpu"))
+            batch = model.replay_buffer.gather(np.array([slot]), np.array([0]), None, th.device("cpu"))
             np.testing.assert_allclose(batch.states, before, atol=1e-6)
         _, state = model.predict(arrays["obs"][step : step + 1], state, start)
     batch = model.replay_buffer.latest()

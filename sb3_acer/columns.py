@@ -1,0 +1,252 @@
+"""
+Columns of the replay buffer: what is stored of each step of all environments, in a ring of slots of T rows.
+
+The rollout under way is written row by row and moved into the ring when it is finished. A column of observations has a
+border row too, the observation after a slot's last step, which is the first row of the next slot.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch as th
+
+from sb3_acer.frames import FrameStack
+
+
+class Column:
+    """
+    Rows stored as they are.
+
+    :param n_slots: slots of the ring
+    :param n_steps: rows of a slot (T)
+    :param shape: shape of a row, ``(n_envs, ...)``
+    :param dtype: type of its numbers
+    :param border: whether a slot has a border row
+    :param device: where the ring is stored
+    :param fill: value of rows that have not been written
+    """
+
+    def __init__(
+        self,
+        n_slots: int,
+        n_steps: int,
+        shape: tuple[int, ...],
+        dtype: Any,
+        border: bool = False,
+        device: th.device | str = "cpu",
+        fill: int = 0,
+    ) -> None:
+        self.n_steps = n_steps
+        self.border = border
+        self.rollout = np.full((n_steps + border, *shape), fill, dtype)
+        ring = np.zeros((n_slots * n_steps, *shape), dtype)  # zeros take no memory until they are written
+        self.ring = th.from_numpy(ring).to(device)
+        if fill:
+            self.ring.fill_(fill)
+
+    def write(self, step: int, rows: np.ndarray, starts: np.ndarray | None = None) -> None:
+        """
+        :param step: row of the rollout under way
+        :param rows: ``[n_envs, ...]``
+        :param starts: unused
+        """
+        self.rollout[step] = rows
+
+    def finish(self, slot: int) -> None:
+        """Move the rollout under way into the ring, its border row into the slot after."""
+        first = slot * self.n_steps
+        self.ring[first : first + self.n_steps] = th.from_numpy(self.rollout[: self.n_steps])
+        if self.border:
+            self.ring[(first + self.n_steps) % len(self.ring)] = th.from_numpy(self.rollout[self.n_steps])
+
+    def take(self, rows: np.ndarray, envs: np.ndarray) -> th.Tensor:
+        """
+        :param rows: rows of the ring, ``[T, B]``
+        :param envs: environments, ``[B]``
+        :return: ``[T, B, ...]``
+        """
+        return take(self.ring.flatten(0, 1), rows * self.ring.shape[1] + envs)
+
+    def state_dict(self, n_rows: int) -> dict[str, Any]:
+        """
+        :param n_rows: rows of the ring that are in use
+        :return: all arrays that the column consists of, not copied
+        """
+        return {"ring": self.ring[:n_rows], "rollout": self.rollout}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """
+        :param state: what :meth:`state_dict` returned for a column of the same sizes
+        """
+        rows = th.as_tensor(state["ring"]).to(self.ring.device)
+        if len(rows) == len(self.ring):
+            self.ring = rows  # without a second copy in memory
+        else:
+            self.ring[: len(rows)] = rows
+        self.rollout[...] = state["rollout"]
+
+
+class SideTable:
+    """
+    Rows that few steps have. Their places are reused.
+
+    :param example: arrays of which each name's rows have the shape and type
+    :param device: where the rows are stored
+    """
+
+    def __init__(self, example: dict[str, np.ndarray], device: th.device | str) -> None:
+        self.rows = {
+            name: th.from_numpy(np.zeros((0, *row.shape), row.dtype)).to(device) for name, row in example.items()
+        }
+        self._free: list[int] = []
+
+    def put(self, row: dict[str, np.ndarray]) -> int:
+        """
+        :return: the place of the row, from which :func:`take` reads it
+        """
+        if not self._free:
+            n_places = len(next(iter(self.rows.values())))
+            added = max(n_places, 16)
+            for name, rows in self.rows.items():
+                self.rows[name] = th.cat((rows, rows.new_zeros((added, *rows.shape[1:]))))
+            self._free = list(range(n_places, n_places + added))
+        place = self._free.pop()
+        for name, rows in self.rows.items():
+            rows[place] = th.as_tensor(row[name], device=rows.device)
+        return place
+
+    def free(self, places: th.Tensor) -> None:
+        """
+        :param places: places of rows that are no longer needed; negative numbers are no places
+        """
+        self._free.extend(places[places >= 0].tolist())
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rows": dict(self.rows), "free": np.array(self._free, np.int64)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.rows = {name: th.as_tensor(state["rows"][name]).to(rows.device) for name, rows in self.rows.items()}
+        self._free = np.asarray(state["free"]).tolist()
+
+
+# What precedes a stack that does not continue the one before; places of a side table are positive.
+_ZEROS, _REPEATED = -1, -2
+
+
+class FrameColumn:
+    """
+    Stacks of frames, of which each new frame is stored once. Sampling restores the stacks, equal to the bit.
+
+    Where a stack is not the one before and a new frame, as after a reset, its older frames are stored in a side table,
+    unless they are zeros or repeat the newest frame.
+
+    :param n_slots: see :class:`Column`
+    :param n_steps: see :class:`Column`
+    :param stack: how an observation is made of frames
+    :param example: observations of all environments, ``[n_envs, ...]``, for their shape and type
+    :param device: see :class:`Column`
+    :param strict: whether a stack in the midst of an episode must be the one before and a new frame
+    """
+
+    def __init__(
+        self, n_slots: int, n_steps: int, stack: FrameStack, example: np.ndarray, device: th.device | str, strict: bool
+    ) -> None:
+        frames = stack.split(example)
+        n_envs = len(example)
+        self.n_steps, self.stack, self.strict = n_steps, stack, strict
+        self._frames = Column(n_slots, n_steps, (n_envs, *frames.shape[2:]), frames.dtype, True, device)
+        # Rows since the stack last began anew, up to the number of older frames.
+        self._ages = Column(n_slots, n_steps, (n_envs,), np.int8, True)
+        # What preceded the stack, if it began anew: a place of the side table, _ZEROS or _REPEATED.
+        self._pasts = Column(n_slots, n_steps, (n_envs,), np.int32, True, fill=_ZEROS)
+        self._older = SideTable({"frames": frames[0, :-1]}, device)
+        self._last: np.ndarray | None = None  # observations of the last row, [n_envs, ...]
+
+    def write(self, step: int, rows: np.ndarray, starts: np.ndarray | None = None) -> None:
+        """
+        :param step: row of the rollout under way
+        :param rows: ``[n_envs, ...]``
+        :param starts: whether the row begins an episode, bool, ``[n_envs]``
+        :raises ValueError: if a stack does not continue the one before and must
+        """
+        stack = self.stack
+        continues = np.zeros(len(rows), bool) if self._last is None else stack.goes_on(rows, self._last)
+        unexpected = ~continues if starts is None else ~(continues | starts)
+        # The border row is stored already when the next step tells that an episode ended before it.
+        if self.strict and step < self.n_steps and unexpected.any():
+            raise ValueError(
+                "frame_stack must be the number of frames of an observation, got "
+                f"{stack.n_frames!r}: in the midst of an episode of environment {int(np.flatnonzero(unexpected)[0])} "
+                "an observation is not the one before and a new frame"
+            )
+        frames = stack.split(rows)
+        ages = np.where(continues, self._ages.rollout[(step - 1) % self.n_steps] + 1, 0)
+        pasts = np.full(len(rows), _ZEROS)
+        for env in np.flatnonzero(~continues).tolist():
+            pasts[env] = self._keep_older(frames[env])
+        self._frames.write(step, frames[:, -1])
+        self._ages.write(step, np.minimum(ages, stack.n_frames - 1))
+        self._pasts.write(step, pasts)
+        if step < self.n_steps:  # the border row comes again as the next slot's first
+            self._last = np.array(rows)
+
+    def _keep_older(self, frames: np.ndarray) -> int:
+        if not frames[:-1].any():
+            return _ZEROS
+        if (frames[:-1] == frames[-1]).all():
+            return _REPEATED
+        return self._older.put({"frames": frames[:-1]})
+
+    def finish(self, slot: int) -> None:
+        """See :meth:`Column.finish`."""
+        rows = np.arange(slot * self.n_steps, (slot + 1) * self.n_steps + 1) % len(self._pasts.ring)
+        self._older.free(self._pasts.ring[rows])
+        for column in self._columns().values():
+            column.finish(slot)
+
+    def take(self, rows: np.ndarray, envs: np.ndarray) -> th.Tensor:
+        """See :meth:`Column.take`."""
+        ring, stack = self._frames.ring, self.stack
+        n_rows, n_envs = ring.shape[:2]
+        ages = self._ages.ring.numpy()[rows, envs].astype(np.int64)[..., np.newaxis]
+        pasts = self._pasts.ring.numpy()[rows - ages[..., 0], envs][..., np.newaxis]
+        back = np.arange(stack.n_frames)[::-1]  # rows before, for each frame of a stack
+        # Frames from before a stack began anew are filled in below; until then they are its first frame.
+        sources = (rows[..., np.newaxis] - np.minimum(back, ages)) % n_rows * n_envs + envs[:, np.newaxis]
+        frames = take(ring.flatten(0, 1), sources)
+        older = back > ages
+        blank = (older & (pasts == _ZEROS)).nonzero()
+        kept = (older & (pasts >= 0)).nonzero()
+        if len(blank[0]):
+            frames[tuple(map(th.from_numpy, blank))] = 0
+        if len(kept[0]):
+            place, newer = np.broadcast_to(pasts, older.shape)[kept], (back - ages)[kept]
+            table = self._older.rows["frames"]
+            frames[tuple(map(th.from_numpy, kept))] = table[th.from_numpy(place), th.from_numpy(-newer)]
+        stacks = stack.join(frames.flatten(0, 1))
+        return stacks.view(*rows.shape, *stacks.shape[1:])
+
+    def state_dict(self, n_rows: int) -> dict[str, Any]:
+        """See :meth:`Column.state_dict`."""
+        state = {name: column.state_dict(n_rows) for name, column in self._columns().items()}
+        return {**state, "older": self._older.state_dict(), "last": self._last}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See :meth:`Column.load_state_dict`."""
+        for name, column in self._columns().items():
+            column.load_state_dict(state[name])
+        self._older.load_state_dict(state["older"])
+        self._last = None if state["last"] is None else np.asarray(state["last"])
+
+    def _columns(self) -> dict[str, Column]:
+        return {"frames": self._frames, "ages": self._ages, "pasts": self._pasts}
+
+
+def take(table: th.Tensor, places: np.ndarray | th.Tensor) -> th.Tensor:
+    """
+    :param table: ``[N, ...]``
+    :param places: of any shape ``[...]``
+    :return: the table's rows at these places
+    """
+    places = th.as_tensor(places, device=table.device)
+    return table.index_select(0, places.flatten()).view(*places.shape, *table.shape[1:])

@@ -1,0 +1,208 @@
+"""Acting and storing: SB3's off-policy loop, with the distributions and the recurrent states that acted."""
+
+import io
+import pathlib
+from copy import deepcopy
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch as th
+from stable_baselines3.common.buffers import ReplayBuffer
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.noise import ActionNoise
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.save_util import open_path
+from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, RolloutReturn, TrainFreq
+from stable_baselines3.common.utils import check_for_correct_spaces, obs_as_tensor
+from stable_baselines3.common.vec_env import VecEnv
+
+from sb3_acer.buffer import NumpyObs, SequenceReplayBuffer
+from sb3_acer.checks import require
+from sb3_acer.frames import find_frame_stack
+from sb3_acer.policies import ACERPolicy
+
+
+class Generators(NamedTuple):
+    """The sources of training's random draws. Nothing else draws from them, and they are saved with the model."""
+
+    actions: np.random.Generator
+    candidates: np.random.Generator
+    replay: np.random.Generator
+    schedule: np.random.Generator
+
+
+class RolloutAlgorithm(OffPolicyAlgorithm):
+    """
+    Fills a :class:`~sb3_acer.buffer.SequenceReplayBuffer` with rollouts of ``n_steps`` steps.
+
+    Its state between two steps consists of SB3's, the recurrent states, and the rollout under way in the buffer.
+    """
+
+    policy: ACERPolicy
+    replay_buffer: SequenceReplayBuffer
+    n_steps: int
+    replay_buffer_class: type[SequenceReplayBuffer]
+    _rngs: Generators
+    _states: np.ndarray
+    """recurrent states of the environments, ``[n_envs, W]``"""
+    _observes_normalized: bool
+    """whether VecNormalize makes the policy's observations itself"""
+
+    def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
+        """
+        :param env: the environment to learn from; for another number of environments the replay buffer is rearranged
+        :param force_reset: whether to reset the environment before training
+        """
+        env = self._wrap_env(env, self.verbose)
+        check_for_correct_spaces(env, self.observation_space, self.action_space)
+        if env.num_envs != self.n_envs:
+            self.n_envs = env.num_envs
+            force_reset = True
+            if self.replay_buffer is not None:
+                self.replay_buffer = self.replay_buffer.with_envs(self.n_envs)
+        super().set_env(env, force_reset)
+
+    def save_replay_buffer(self, path: str | pathlib.Path | io.BufferedIOBase) -> None:
+        """
+        Save the replay buffer, without a second copy of it in memory.
+
+        :param path: the file
+        """
+        file = open_path(path, "w", self.verbose, "pkl")
+        self.replay_buffer.write(file)
+        if file is not path:
+            file.close()
+
+    def load_replay_buffer(self, path: str | pathlib.Path | io.BufferedIOBase, truncate_last_traj: bool = True) -> None:
+        """
+        Load a replay buffer, also of another number of environments. Nothing of the file is run.
+
+        :param path: the file
+        :param truncate_last_traj: whether to truncate the episodes that were under way; False to continue them
+        :raises ValueError: if the file is another one, or holds sequences of another length or of other spaces
+        """
+        file = open_path(path, "r", self.verbose, "pkl")
+        loaded = self.replay_buffer_class.read(
+            file,
+            self.observation_space,
+            self.action_space,
+            self.device,
+            **{**self.replay_buffer_kwargs, "n_steps": self.n_steps},
+        )
+        if file is not path:
+            file.close()
+        require(loaded.n_steps == self.n_steps, "n_steps of the replay buffer", f"{self.n_steps}", loaded.n_steps)
+        if truncate_last_traj:
+            loaded.end_episodes()
+        self.replay_buffer = loaded if loaded.n_envs == self.n_envs else loaded.with_envs(self.n_envs)
+
+    def _setup_learn(
+        self,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        reset_num_timesteps: bool = True,
+        tb_log_name: str = "run",
+        progress_bar: bool = False,
+    ) -> tuple[int, BaseCallback]:
+        assert self.env is not None
+        self.replay_buffer.expect_frame_stack(find_frame_stack(self.env))
+        normalize = self._vec_normalize_env
+        self._observes_normalized = normalize is not None and normalize.observation_space == self.observation_space
+        resets = reset_num_timesteps or self._last_obs is None
+        prepared = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
+        if resets:
+            self.replay_buffer.end_episodes()
+            self._states = self.policy.initial_states(self.n_envs)
+            self._episode_starts = np.ones(self.n_envs, bool)
+            self._require_finite("observation", self._last_obs)
+        return prepared
+
+    def collect_rollouts(
+        self,
+        env: VecEnv,
+        callback: BaseCallback,
+        train_freq: TrainFreq,
+        replay_buffer: ReplayBuffer,
+        action_noise: ActionNoise | None = None,
+        learning_starts: int = 0,
+        log_interval: int | None = None,
+    ) -> RolloutReturn:
+        """Collect the rest of the rollout under way: a callback may have stopped the last call in its midst."""
+        lacking = TrainFreq(train_freq.frequency - self.replay_buffer.step, train_freq.unit)
+        rollout = super().collect_rollouts(env, callback, lacking, replay_buffer, action_noise, learning_starts)
+        if not rollout.continue_training:
+            # The base class does not store the step at which the callback stopped, though the environment made it.
+            step = callback.locals
+            self._update_info_buffer(step["infos"], step["dones"])
+            self._store_transition(
+                replay_buffer, step["buffer_actions"], step["new_obs"], step["rewards"], step["dones"], step["infos"]
+            )
+        return rollout
+
+    def _sample_action(
+        self, learning_starts: int, action_noise: ActionNoise | None = None, n_envs: int = 1
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """
+        :return: actions for the environments, and the same as the policy sampled them
+        """
+        family = self.policy.family
+        observations = obs_as_tensor(self._last_obs, self.device)  # type: ignore[arg-type]
+        with th.inference_mode():
+            stats, states = self.policy.step(observations, th.from_numpy(self._states).to(self.device))
+        self._behaviour, self._states_after = stats.cpu().numpy(), states.cpu().numpy()
+        actions = family.act(self._behaviour, self._rngs.actions.random((n_envs, family.n_components)))
+        return family.to_env(actions), actions
+
+    def _store_transition(
+        self,
+        replay_buffer: ReplayBuffer,
+        buffer_action: np.ndarray,
+        new_obs: np.ndarray | dict[str, np.ndarray],
+        reward: np.ndarray,
+        dones: np.ndarray,
+        infos: list[dict[str, Any]],
+    ) -> None:
+        """Store the environment's own observations and rewards, before VecNormalize."""
+        normalize = self._vec_normalize_env
+        obs, next_obs = self._last_obs, new_obs
+        if normalize is not None:
+            reward = normalize.get_original_reward()
+        observed = normalize if self._observes_normalized else None
+        if observed is not None:
+            obs, next_obs = self._last_original_obs, observed.get_original_obs()
+        self._last_original_obs = next_obs
+        if dones.any():
+            next_obs = deepcopy(next_obs)
+            for env in np.flatnonzero(dones):
+                final = infos[env].get("terminal_observation")
+                if final is not None:
+                    final = final if observed is None else observed.unnormalize_obs(final)
+                    _set_row(next_obs, int(env), final)
+        self._require_finite("reward", reward)
+        self._require_finite("observation", next_obs)
+        assert obs is not None
+        self.replay_buffer.add(
+            obs, next_obs, buffer_action, reward, dones, infos, behaviour=self._behaviour, states=self._states
+        )
+        self._last_obs = new_obs
+        # A new array: a view of the policy's output would keep the memory of all earlier steps alive.
+        self._states = np.where(dones[:, None], np.float32(0), self._states_after)
+        self._episode_starts = dones
+
+    def _require_finite(self, name: str, values: NumpyObs | None) -> None:
+        """Reject NaN and infinite values. The next `learn` resets the environments."""
+        for part in values.values() if isinstance(values, dict) else (values,):
+            if part is not None and part.dtype.kind == "f" and not np.isfinite(part).all():
+                self._last_obs = None
+                env = int(np.argwhere(~np.isfinite(part))[0, 0])
+                raise ValueError(
+                    f"{name} must be finite, got {part[env]} from environment {env} at step {self.num_timesteps}"
+                )
+
+
+def _set_row(observations: Any, env: int, row: Any) -> None:
+    if isinstance(observations, dict):
+        for key, part in observations.items():
+            part[env] = row[key]
+    else:
+        observations[env] = row

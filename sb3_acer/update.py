@@ -1,0 +1,175 @@
+"""
+One update of ACER as a pure function: from policy, average policy and a batch of sequences to the gradients that a step
+follows. :mod:`sb3_acer.estimators` has the equations, :mod:`sb3_acer.acer` says when an update is made.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch as th
+from stable_baselines3.common.utils import explained_variance
+
+from sb3_acer.buffer import SequenceBatch
+from sb3_acer.distributions import Family
+from sb3_acer.estimators import (
+    correction_gain,
+    correction_weights,
+    critic_gradient,
+    off_policy_returns,
+    retrace_traces,
+    truncated_gain,
+    truncated_weight,
+    trust_region,
+    value_target,
+)
+from sb3_acer.policies import ACERPolicy, Evaluation
+
+
+class Settings(NamedTuple):
+    """What an update depends on besides policies and batch. The arguments of ACER explain each."""
+
+    gamma: float
+    q_coef: float
+    ent_coef: float
+    correction_term: float
+    delta: float | None
+    """None for no trust region"""
+    n_action_samples: int
+
+
+class Update(NamedTuple):
+    """What an update computes."""
+
+    outputs: tuple[th.Tensor, ...]
+    """the networks' outputs that gradients flow into: statistics, Q of the actions taken, and a V of its own"""
+    gradients: tuple[th.Tensor, ...]
+    """gradients of the loss with respect to the outputs; the loss is a weighted mean over the T * B states"""
+    batch: SequenceBatch
+    evaluation: Evaluation
+    average: th.Tensor
+    """statistics of the average policy, ``[T, B, P]``"""
+    ratio: th.Tensor
+    """importance ratios rho of the actions taken, ``[T, B]``"""
+    candidate_ratios: th.Tensor
+    """importance ratios of the candidates, ``[T, B, K]``"""
+    q_ret: th.Tensor
+    """Retrace targets, ``[T, B]``"""
+    advantage: th.Tensor
+    """Q^ret - V, or Q^opc - V where actions are sampled, ``[T, B]``"""
+    candidate_advantages: th.Tensor
+    """Q - V of the candidates, ``[T, B, K]``"""
+    g: th.Tensor
+    """gradient of each state's gain, entropy bonus included, with respect to its statistics, ``[T, B, P]``"""
+    k: th.Tensor
+    """gradient of KL(average || current) with respect to the same, ``[T, B, P]``"""
+    z: th.Tensor
+    """``g`` after the trust region, ``[T, B, P]``"""
+    grad_norm: float = math.nan
+    """norm of the gradients of all parameters together before clipping; NaN before the backward pass"""
+
+
+def compute_update(
+    policy: ACERPolicy,
+    average_policy: ACERPolicy,
+    batch: SequenceBatch,
+    settings: Settings,
+    rng: np.random.Generator,
+) -> Update:
+    """
+    :param policy: the policy to improve
+    :param average_policy: the centre of the trust region
+    :param batch: B sequences of T steps, on-policy or replayed
+    :param settings: see there
+    :param rng: the source of the sampled candidates
+    :return: the update; ``torch.autograd.backward(update.outputs, update.gradients)`` carries it to the parameters
+    """
+    family, c = policy.family, settings.correction_term
+    ends = batch.ends
+
+    # Evaluate: one forward pass of policy and critic over all rows, one of the average policy.
+    evaluation = policy.evaluate(
+        batch.observations,
+        batch.actions,
+        batch.states,
+        ends,
+        batch.final_observations,
+        batch.final_steps,
+        settings.n_action_samples,
+        rng,
+    )
+    average = average_policy.statistics(batch.observations, batch.states, ends)
+    stats, values, q_values = (tensor.detach() for tensor in (evaluation.stats, evaluation.values, evaluation.q_values))
+    ratio, candidate_ratios = family.ratios(stats, batch.behaviour, batch.actions, evaluation.candidates)
+
+    # Targets: Q^ret for the critic, and for the policy where actions are enumerated; else Q^opc.
+    discounts, continues = settings.gamma * ~batch.terminated, ~ends
+    steps = (batch.rewards, discounts, evaluation.next_values, q_values)
+    traces = retrace_traces(ratio, family.trace_root)
+    q_ret = off_policy_returns(*steps, traces, continues)
+    returns = q_ret if family.enumerable else off_policy_returns(*steps, th.ones_like(traces), continues)
+
+    # Policy: the gradient of each state's gain with respect to its statistics, within the trust region.
+    advantage = returns - values
+    candidate_advantages = evaluation.candidate_values.detach() - values.unsqueeze(-1)
+    weight = truncated_weight(ratio, advantage, c)
+    weights = correction_weights(evaluation.weights, candidate_ratios, candidate_advantages, c)
+    g = family.gain_gradient(stats, batch.actions, weight, evaluation.candidates, weights)
+    g = g + settings.ent_coef * family.entropy_gradient(stats)
+    k = family.kl_gradient(average, stats)
+    z = g if settings.delta is None else trust_region(g, k, settings.delta)
+
+    # Critic: Q towards Q^ret, and V towards V^target where the critic has a V of its own.
+    share = batch.weights / batch.weights.numel()
+    outputs = [evaluation.stats, evaluation.q_values]
+    gradients = [-z * share.unsqueeze(-1), settings.q_coef * share * critic_gradient(q_values, q_ret)]
+    if not family.enumerable:
+        target = value_target(ratio, q_ret, q_values, values)
+        outputs.append(evaluation.values)
+        gradients.append(settings.q_coef * share * critic_gradient(values, target))
+    return Update(
+        tuple(outputs),
+        tuple(gradients),
+        batch,
+        evaluation,
+        average,
+        ratio,
+        candidate_ratios,
+        q_ret,
+        advantage,
+        candidate_advantages,
+        g,
+        k,
+        z,
+    )
+
+
+def metrics(family: Family, update: Update, c: float) -> dict[str, float]:
+    """
+    :param family: the family of the actions
+    :param update: what :func:`compute_update` returned, with its ``grad_norm``
+    :param c: truncation constant
+    :return: what ACER logs of it: means over the T * B states, and shares of them
+    """
+    evaluation = update.evaluation
+    stats, q_values = evaluation.stats.detach(), evaluation.q_values.detach()
+    log_prob = family.log_prob(stats, update.batch.actions)
+    log_probs = family.log_prob(stats.unsqueeze(-2), evaluation.candidates)
+    ratios, advantages = update.candidate_ratios, update.candidate_advantages
+    correction = correction_gain(log_probs, evaluation.weights, ratios, advantages, c)
+    gain = truncated_gain(log_prob, update.ratio, update.advantage, c) + correction
+    scale = (update.g - update.z).norm(dim=-1) / update.k.norm(dim=-1).clamp(min=th.finfo(stats.dtype).tiny)
+    quantities = {
+        "policy_loss": -gain,
+        "q_loss": 0.5 * critic_gradient(q_values, update.q_ret).square(),
+        "correction_loss": -correction,
+        "entropy": family.entropy(stats),
+        "kl": family.kl(update.average, stats),
+        "ratio_mean": update.ratio,
+        "ratio_truncated": update.ratio > c,
+        "trust_region_active": (update.z != update.g).any(-1),
+        "trust_region_scale": scale,
+    }
+    explained = explained_variance(q_values.flatten().cpu().numpy(), update.q_ret.flatten().cpu().numpy())
+    means = {name: quantity.float().mean().item() for name, quantity in quantities.items()}
+    return {**means, "grad_norm": update.grad_norm, "explained_variance": float(explained)}
