@@ -35,8 +35,9 @@ def make(space: spaces.Space[Any], policy: str = "MlpPolicy", **kwargs: Any) -> 
 def test_the_example_of_the_documentation_runs() -> None:
     env = make_vec_env("CartPole-v1", n_envs=4, seed=0)
 
-    model = ACER("MlpPolicy", env, verbose=0, seed=0)
-    model.learn(total_timesteps=25000)
+    # The documentation has 25,000 steps and the default settings; these learn faster.
+    model = ACER("MlpPolicy", env, verbose=0, seed=0, learning_rate=4e-3, replay_start=50)
+    model.learn(total_timesteps=6000)
     model.save("acer_cartpole")
 
     del model  # remove to demonstrate saving and loading
@@ -45,13 +46,13 @@ def test_the_example_of_the_documentation_runs() -> None:
 
     obs = env.reset()
     lengths = [0]
-    while len(lengths) < 40:
+    while len(lengths) < 21:
         action, _states = model.predict(obs)  # type: ignore[arg-type]
         obs, _rewards, dones, _info = env.step(action)
         lengths[-1] += 1
         if dones[0]:
             lengths.append(0)
-    assert np.mean(lengths[:-1]) > 25  # a random policy's is 22
+    assert np.mean(lengths[:-1]) > 30  # a random policy's is 22
 
 
 @pytest.fixture(autouse=True)
@@ -189,8 +190,12 @@ def test_without_an_exact_match_the_other_parameters_stay() -> None:
 
 def test_the_parameter_list_is_what_the_optimiser_learns() -> None:
     model = make(ACTIONS["Discrete"])
-    (group,) = model.policy.optimizer.param_groups
-    assert [id(each) for each in model.get_parameter_list()] == [id(each) for each in group["params"]]
+    named = dict(model.policy.named_parameters())
+    assert [id(each) for each in model.get_parameter_list()] == [id(each) for each in named.values()]
+    model.learn(40)
+    before = [each.detach().clone() for each in model.get_parameter_list()]
+    model.learn(40)
+    assert all((each != old).any() for each, old in zip(model.get_parameter_list(), before, strict=True))
 
 
 def test_a_model_can_be_set_up_later() -> None:
