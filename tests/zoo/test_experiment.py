@@ -16,6 +16,9 @@ from sb3_acer.zoo import commands, experiment, registration
 from sb3_acer.zoo.registration import convert_acer_params
 from tests.zoo.conftest import HYPERPARAMS, SEARCH, SHORT_RUN, finished_trials, sb3_acer
 
+# Its episodes have 200 steps.
+PENDULUM = ("--env", "Pendulum-v1", "--n-eval-envs", "1", "--eval-episodes", "1")
+
 
 def test_train_says_where_the_agent_is_and_how_good_it_is(trained: tuple[Path, str]) -> None:
     folder, printed = trained
@@ -180,7 +183,7 @@ def test_a_trial_normalises_and_acts_as_the_training_with_it_will(shell: Path, m
 
     monkeypatch.setattr(registration, "ACER", Spy)
     more = ("normalize:True", 'policy:"MlpLstmPolicy"')
-    sb3_acer("tune", *SEARCH, "--env", "Pendulum-v1", "-params", *more, cwd=shell)
+    sb3_acer("tune", *SEARCH, *PENDULUM, "-params", *more, cwd=shell)
     for model, trial in zip(seen, finished_trials("logs/acer/Pendulum-v1.log", "acer-Pendulum-v1"), strict=True):
         drawn = convert_acer_params(trial.params)
         normalize = model.get_vec_normalize_env()
@@ -199,7 +202,7 @@ def test_a_trial_of_several_runs_is_worth_their_mean(shell: Path, monkeypatch: p
         return reward
 
     monkeypatch.setattr(ExperimentManager, "objective", spy)
-    more = ("--env", "Pendulum-v1", "-params", 'policy:"MlpLstmPolicy"', "n_envs:2")
+    more = (*PENDULUM, "-params", 'policy:"MlpLstmPolicy"', "n_envs:2")
     printed = sb3_acer("tune", *SEARCH, "--n-trials", "1", "--n-runs", "3", *more, cwd=shell)
     assert "--n-runs 3" in printed.splitlines()[0]
     assert "--n-runs" not in printed.splitlines()[-1]

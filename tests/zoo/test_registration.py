@@ -53,7 +53,7 @@ SPACES = MappingProxyType({"CartPole-v1": 0, "Pendulum-v1": 1})
 @pytest.mark.parametrize("n_actions", SPACES.values())
 def test_converting_a_trials_params_gives_what_the_sampler_gave(policy: str, n_actions: int) -> None:
     study = new_study(0, policy)
-    for _ in range(100):
+    for _ in range(40):
         asked = study.ask()
         sampled = sample_acer_params(asked, n_actions, 1, {})
         assert convert_acer_params(asked.params) == sampled
@@ -96,7 +96,7 @@ def test_what_learns_fast_is_drawn_often() -> None:
 @pytest.mark.parametrize("n_actions", SPACES.values())
 def test_the_trial_nearest_to_what_a_trial_drew_is_that_trial(policy: str, n_actions: int) -> None:
     study = new_study(3, policy)
-    for _ in range(100):
+    for _ in range(40):
         asked = study.ask()
         drawn = sample_acer_params(asked, n_actions, 1, {})
         params = nearest_trial(drawn, n_envs=4)
