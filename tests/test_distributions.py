@@ -25,6 +25,7 @@ from sb3_acer.distributions import (
 )
 from sb3_acer.estimators import correction_weights, truncated_weight
 from tests.helpers import close, normal, uniform
+from tests.reference import factors, sizes
 
 Space = spaces.Space[Any]
 
@@ -58,22 +59,6 @@ every_gaussian = pytest.mark.parametrize("space", GAUSSIAN.values(), ids=GAUSSIA
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(0)
-
-
-def sizes(space: Space) -> list[int]:
-    """Outcomes of each factor of a categorical space, from the space alone."""
-    if isinstance(space, spaces.Discrete):
-        return [int(space.n)]
-    if isinstance(space, spaces.MultiDiscrete):
-        return [int(n) for n in space.nvec.flatten()]
-    assert isinstance(space, spaces.MultiBinary)
-    return [2] * space.shape[0]
-
-
-def factors(space: Space, stats: th.Tensor) -> list[th.Tensor]:
-    """Each factor's part of what is side by side, ``[..., n]``."""
-    ends = list(itertools.accumulate(sizes(space)))
-    return [stats[..., end - n : end] for n, end in zip(sizes(space), ends, strict=True)]
 
 
 def random_stats(space: Space, rng: np.random.Generator, *shape: int, spread: float = 1.0) -> th.Tensor:

@@ -29,6 +29,7 @@ from sb3_acer.policies import (
 )
 from sb3_acer.recurrent import GRU, LSTM, Gated, Identity, LayerNormLSTM, make_segments
 from tests.helpers import close, normal
+from tests.reference import recurrent_step
 from tests.test_policies import (
     ACTIONS,
     OBSERVATIONS,
@@ -158,48 +159,6 @@ def network_of(network_class: Callable[[int, int, int], Gated], n_layers: int) -
     return network
 
 
-def normalised(norm: Any, x: th.Tensor) -> th.Tensor:
-    moments = x.mean(-1, keepdim=True), x.var(-1, unbiased=False, keepdim=True)
-    normal: th.Tensor = (x - moments[0]) / (moments[1] + 1e-5).sqrt() * norm.weight + norm.bias
-    return normal
-
-
-def gru_by_hand(network: GRU, layer: int, x: th.Tensor, h: th.Tensor) -> th.Tensor:
-    """Reset, update and new gate: h' = (1 - z) n + z h with n = tanh(W x + b + r (U h + b'))."""
-    inputs, hiddens, *biases = network.gru.all_weights[layer]
-    of_input, of_hidden = biases or (th.zeros(len(inputs)).double(),) * 2
-    r_x, z_x, n_x = (x @ inputs.T + of_input).chunk(3, -1)
-    r_h, z_h, n_h = (h @ hiddens.T + of_hidden).chunk(3, -1)
-    z = th.sigmoid(z_x + z_h)
-    return (1 - z) * th.tanh(n_x + th.sigmoid(r_x + r_h) * n_h) + z * h
-
-
-def cell_by_hand(network: Gated, layer: int, x: th.Tensor, *parts: th.Tensor) -> tuple[th.Tensor, ...]:
-    if isinstance(network, GRU):
-        return (gru_by_hand(network, layer, x, *parts),)
-    h, c = parts
-    if isinstance(network, LSTM):
-        inputs, hiddens, *biases = network.lstm.all_weights[layer]
-        gates = x @ inputs.T + h @ hiddens.T + sum(biases)
-    else:
-        of_layer: Any = network.layers[layer]  # type: ignore[index]
-        gates = normalised(of_layer.input_norm, x @ of_layer.input.weight.T)
-        gates = gates + normalised(of_layer.hidden_norm, h @ of_layer.hidden.weight.T)
-    i, f, g, o = gates.chunk(4, -1)
-    c = th.sigmoid(f) * c + th.sigmoid(i) * th.tanh(g)
-    shown = c if isinstance(network, LSTM) else normalised(of_layer.cell_norm, c)
-    return th.sigmoid(o) * th.tanh(shown), c
-
-
-def step_by_hand(network: Gated, x: th.Tensor, states: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
-    parts = states.chunk(network.n_parts * network.n_layers, -1)
-    after = []
-    for layer in range(network.n_layers):
-        after.append(cell_by_hand(network, layer, x, *parts[layer :: network.n_layers]))
-        x = after[-1][0]
-    return x, th.cat([part for of_layers in zip(*after, strict=True) for part in of_layers], -1)
-
-
 def unrolled(network: Gated, features: th.Tensor, states: th.Tensor, given: Endings) -> tuple[th.Tensor, th.Tensor]:
     """What the network is to compute of all rows: a loop over steps, masked where episodes end."""
     n_steps, n_sequences = given.ends.shape
@@ -207,11 +166,11 @@ def unrolled(network: Gated, features: th.Tensor, states: th.Tensor, given: Endi
     finals = features[(n_steps + 1) * n_sequences :]
     outputs, of_finals = [], [features] * len(finals)
     for t in range(n_steps + 1):
-        x, states = step_by_hand(network, rows[t], states)
+        x, states = recurrent_step(network, rows[t], states)
         outputs.append(x)
         for f, step in enumerate(given.final_steps.tolist()):
             if step // n_sequences == t:
-                of_finals[f] = step_by_hand(network, finals[f], states[step % n_sequences])[0]
+                of_finals[f] = recurrent_step(network, finals[f], states[step % n_sequences])[0]
         if t < n_steps:
             states = states * ~given.ends[t].unsqueeze(-1)
     return th.cat((*outputs, *(x.unsqueeze(0) for x in of_finals))), states
@@ -258,7 +217,7 @@ def test_one_step_is_a_sequence_of_one_row(network_class: Callable[[int, int, in
     alone = Endings(th.zeros(0, 5, dtype=th.bool), th.zeros(0, dtype=th.int64))
     features, states = inputs_of(network, alone)
     whole, step = network.sequence(features, states, *alone), network.step(features, states)
-    for of_all, of_one, by_hand in zip(whole, step, step_by_hand(network, features, states), strict=True):
+    for of_all, of_one, by_hand in zip(whole, step, recurrent_step(network, features, states), strict=True):
         close(of_one, of_all)
         close(of_one, by_hand)
     sources = (features, states, *network.parameters())
