@@ -29,6 +29,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from sb3_acer import SequenceReplayBuffer
 from sb3_acer.buffer import SequenceBatch
+from sb3_acer.storage import write_state
 
 Array = npt.NDArray[Any]
 Rows = dict[str, Array]  # observations by key; of a space that is no Dict, under ""
@@ -787,11 +788,30 @@ def through_stream(buffer: SequenceReplayBuffer, folder: Path) -> Any:
     return load_from_pkl(stream)
 
 
-@pytest.mark.parametrize("through", [through_pickle, through_path, through_stream])
-def test_a_saved_buffer_goes_on_as_if_nothing_had_happened(
-    through: Callable[[SequenceReplayBuffer, Path], Any], tmp_path: Path
+def through_file(buffer: SequenceReplayBuffer, folder: Path) -> Any:
+    with (folder / "buffer").open("wb") as file:
+        buffer.write(file)
+    with (folder / "buffer").open("rb") as file:
+        return SequenceReplayBuffer.read(file, buffer.observation_space, buffer.action_space, "cpu")
+
+
+def through_state(buffer: SequenceReplayBuffer, folder: Path) -> Any:
+    sizes = {name: getattr(buffer, name) for name in ("buffer_size", "n_envs", "n_steps")}
+    other = SequenceReplayBuffer(
+        observation_space=buffer.observation_space, action_space=buffer.action_space, device="cpu", **sizes
+    )
+    other.load_state_dict(deepcopy(buffer.state_dict()))
+    return other
+
+
+@pytest.mark.parametrize(
+    ("through", "n_examples"),
+    [(through_pickle, 10), (through_path, 3), (through_stream, 3), (through_file, 25), (through_state, 25)],
+)
+def test_a_saved_buffer_continues_where_it_was(
+    through: Callable[[SequenceReplayBuffer, Path], Any], n_examples: int, tmp_path: Path
 ) -> None:
-    @settings(REPEATABLE, max_examples=25)
+    @settings(REPEATABLE, max_examples=n_examples)
     @given(cases(n_events=st.integers(0, 60)), st.integers(0, 60))
     def law(case: Case, n_before: int) -> None:
         events = simulate(case)
@@ -811,6 +831,107 @@ def test_a_saved_buffer_goes_on_as_if_nothing_had_happened(
         assert n_places(loaded) == n_places(buffer)
 
     law()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"buffer_size": 13}, "the replay buffer must have buffer_size=13, got 12"),
+        ({"n_steps": 2}, "the replay buffer must have n_steps=2, got 3"),
+        ({"n_envs": 4}, "the replay buffer must have n_envs=4, got 2"),
+    ],
+    ids=str,
+)
+def test_the_state_of_a_buffer_of_other_sizes_is_refused(changes: dict[str, Any], message: str) -> None:
+    state = filled(Case())[0].state_dict()
+    other, oracle = filled(Case(seed=1)._replace(**changes))
+    with pytest.raises(ValueError, match=message):
+        other.load_state_dict(state)
+    assert_kept(other, oracle)
+
+
+OTHER_SPACES: dict[str, tuple[spaces.Space[Any], spaces.Space[Any]]] = {
+    "observations of another shape": (spaces.Box(-np.inf, np.inf, (4,)), ACTIONS),
+    "observations of another type": (spaces.Box(-np.inf, np.inf, (3,), np.float64), ACTIONS),
+    "observations in a dict": (spaces.Dict({"vector": VECTOR}), ACTIONS),
+    "other actions": (VECTOR, spaces.MultiDiscrete([1000, 999])),
+    "actions of another kind": (VECTOR, spaces.Box(-1, 1, (2,))),
+}
+
+
+@pytest.mark.parametrize(("observations", "actions"), OTHER_SPACES.values(), ids=OTHER_SPACES)
+def test_the_state_of_a_buffer_of_other_spaces_is_refused(
+    observations: spaces.Space[Any], actions: spaces.Space[Any]
+) -> None:
+    buffer, _ = filled(Case())
+    message = "the replay buffer must have observations and actions of .*, got .*MultiDiscrete"
+    other = SequenceReplayBuffer(12, observations, actions, "cpu", 2, n_steps=3)
+    with pytest.raises(ValueError, match=message):
+        other.load_state_dict(buffer.state_dict())
+    file = io.BytesIO()
+    buffer.write(file)
+    file.seek(0)
+    with pytest.raises(ValueError, match=message):
+        SequenceReplayBuffer.read(file, observations, actions, "cpu")
+
+
+def without(state: dict[str, Any], *path: str) -> dict[str, Any]:
+    """A copy in which something is missing."""
+    state = deepcopy(state)
+    part = state
+    for name in path[:-1]:
+        part = part[name]
+    del part[path[-1]]
+    return state
+
+
+def replaced(state: dict[str, Any], value: Any, *path: str) -> dict[str, Any]:
+    state = deepcopy(state)
+    part = state
+    for name in path[:-1]:
+        part = part[name]
+    part[path[-1]] = value
+    return state
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda state: without(state, "spaces"),
+        lambda state: without(state, "sizes"),
+        lambda state: without(state, "sizes", "buffer_size"),
+        lambda state: without(state, "pos"),
+        lambda state: without(state, "columns"),
+        lambda state: without(state, "columns", "states"),
+        lambda state: without(state, "columns", "steps", "rewards"),
+        lambda state: without(state, "columns", "observations", ""),
+        lambda state: without(state, "columns", "observations", "", "ring"),
+        lambda state: without(state, "columns", "finals", "free"),
+        lambda state: replaced(state, np.zeros((2, 7)), "columns", "steps", "rewards", "ring"),
+        lambda state: replaced(state, np.zeros((99, 2, 3)), "columns", "observations", "", "ring"),
+        lambda state: replaced(state, None, "columns", "observations"),
+    ],
+)
+@pytest.mark.parametrize("n_events", [7, 60], ids=["filling", "full"])
+def test_a_file_that_lacks_something_is_refused(
+    damage: Callable[[dict[str, Any]], dict[str, Any]], n_events: int
+) -> None:
+    buffer, _ = filled(Case(n_events=n_events))
+    file = io.BytesIO()
+    write_state(file, damage(buffer.state_dict()))
+    file.seek(0)
+    with pytest.raises(ValueError, match="the replay buffer must be a whole file, got one that is damaged"):
+        SequenceReplayBuffer.read(file, VECTOR, ACTIONS, "cpu", n_steps=3)
+
+
+def test_a_buffer_is_read_with_the_sizes_that_it_was_written_with() -> None:
+    buffer, oracle = filled(Case(n_steps=5, n_envs=3, buffer_size=20))
+    file = io.BytesIO()
+    buffer.write(file)
+    file.seek(0)
+    read = SequenceReplayBuffer.read(file, VECTOR, ACTIONS, "cpu", n_steps=2, handle_timeout_termination=False)
+    assert (read.n_steps, read.n_envs, read.buffer_size, read.handle_timeout_termination) == (5, 3, 20, False)
+    assert_kept(read, oracle)
 
 
 # Memory
