@@ -59,8 +59,9 @@ def test_an_agent_of_the_old_zoo_is_as_good_as_it_was(env_id: str, least: float)
 
 
 def test_training_goes_on_without_collapse() -> None:
-    model = load(AGENTS / "CartPole-v1.pkl", make_vec_env("CartPole-v1", n_envs=8, seed=3), seed=3, verbose=0)
-    model.learn(16_000)
+    env = make_vec_env("CartPole-v1", n_envs=8, seed=3)
+    model = load(AGENTS / "CartPole-v1.pkl", env, seed=3, verbose=0, replay_start=200)
+    model.learn(8_000)
     assert model._n_updates > 100
     mean, _ = evaluate_policy(model, make_vec_env("CartPole-v1", n_envs=8, seed=5), 16, deterministic=False)
     assert np.mean(mean) >= 450
