@@ -1,0 +1,92 @@
+"""The tables in `results/`: how they are read and written, and the statistics of a column of seeds."""
+
+import csv
+import fcntl
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+RESULTS = Path(__file__).parent / "results"
+Row = dict[str, str]
+
+# The columns of each table, then those that say which row it is. `deviation` is over episodes of one agent.
+FINAL = ("experiment", "algorithm", "environment", "actions", "seed", "steps", "mean", "deviation", "seconds")
+CURVES = ("experiment", "seed", "step", "mean", "deviation", "seconds")
+SPEED = ("benchmark", "variant", "run", "value", "unit")
+
+# What the rows are sorted by; those of SPEED stay in the order in which they were measured.
+ORDERS: dict[tuple[str, ...], tuple[str, ...]] = {
+    FINAL: ("experiment", "seed", "actions"),
+    CURVES: ("experiment", "seed", "step"),
+    SPEED: (),
+}
+
+
+def read(path: Path) -> list[Row]:
+    """The rows of a table; none if there is no file."""
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def replace(path: Path, columns: tuple[str, ...], rows: Sequence[Row], keys: Sequence[str]) -> None:
+    """
+    Put rows into a table in place of those that agree with one of them in ``keys``. The file is replaced as a whole,
+    one process at a time.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with locked(path.parent):
+        new = {tuple(row[key] for key in keys) for row in rows}
+        kept = [row for row in read(path) if tuple(row[key] for key in keys) not in new]
+        write(path, columns, [*kept, *rows])
+
+
+def write(path: Path, columns: tuple[str, ...], rows: Sequence[Row]) -> None:
+    def order(row: Mapping[str, str]) -> list[tuple[float, str]]:
+        return [(float(row[key]), "") if key in ("seed", "step") else (0.0, row[key]) for key in ORDERS[columns]]
+
+    beside = path.with_suffix(".unfinished")
+    with beside.open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(sorted(rows, key=order))
+    os.replace(beside, path)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Wait until no other process writes to the folder's tables."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def record_speed(rows: Sequence[tuple[str, str, int, float, str]]) -> None:
+    """Write measurements (benchmark, variant, run, value, unit) in place of the former ones of the same benchmarks."""
+    texts = [[benchmark, variant, str(run), f"{value:.6g}", unit] for benchmark, variant, run, value, unit in rows]
+    table = [dict(zip(SPEED, text, strict=True)) for text in texts]
+    replace(RESULTS / "speed.csv", SPEED, table, ["benchmark"])
+
+
+def interquartile_mean(values: np.ndarray) -> np.ndarray:
+    """
+    Mean over the last axis without its lowest and its highest quarter, whole values only: of five seeds the middle
+    three, of three seeds all (as ``scipy.stats.trim_mean(values, 0.25)``, and so rliable, has it).
+    """
+    cut = values.shape[-1] // 4
+    middle: np.ndarray = np.sort(values, -1)[..., cut : values.shape[-1] - cut].mean(-1)
+    return middle
+
+
+def interval(values: np.ndarray, resamples: int = 10_000) -> tuple[float, float]:
+    """95 % percentile bootstrap interval of the interquartile mean over seeds; the same for the same values."""
+    drawn = np.random.default_rng(0).choice(values, (resamples, len(values)))
+    low, high = np.percentile(interquartile_mean(drawn), [2.5, 97.5])
+    return float(low), float(high)

@@ -1,0 +1,102 @@
+"""What experiments.yml adds to rl-zoo's experiments, as callbacks and wrappers that it names."""
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
+
+from sb3_acer import ACER
+from sb3_acer.buffer import SequenceBatch
+from sb3_acer.demonstrations.cloning import behaviour_cloning
+from sb3_acer.demonstrations.dataset import ExpertDataset
+from sb3_acer.demonstrations.recording import generate_expert_traj
+
+
+class Variant(BaseCallback):
+    """Changes an agent before its first step."""
+
+    model: ACER
+
+    def _on_training_start(self) -> None:
+        raise NotImplementedError
+
+    def _on_step(self) -> bool:
+        return True
+
+
+class ZeroStates(Variant):
+    """Replayed sequences start from the zero state instead of the stored one."""
+
+    def _on_training_start(self) -> None:
+        sample = self.model.replay_buffer.sample
+
+        def sample_from_zero(*args: Any, **kwargs: Any) -> SequenceBatch:
+            batch = sample(*args, **kwargs)
+            return batch._replace(states=th.zeros_like(batch.states))
+
+        self.model.replay_buffer.sample = sample_from_zero  # type: ignore[method-assign]
+
+
+class TraceRoot(Variant):
+    """Retrace's traces are min(1, rho^(1/d)) with another d than the number of factors."""
+
+    def __init__(self, root: int) -> None:
+        super().__init__()
+        self.root = root
+
+    def _on_training_start(self) -> None:
+        self.model.policy.family.trace_root = self.root
+
+
+class Levels(gym.ActionWrapper[Any, Any, Any]):
+    """A Box action space as MultiDiscrete, each component at evenly spaced levels."""
+
+    def __init__(self, env: gym.Env[Any, Any], n_levels: int = 5) -> None:
+        super().__init__(env)
+        assert isinstance(env.action_space, spaces.Box)
+        self.levels = np.linspace(env.action_space.low, env.action_space.high, n_levels, axis=-1).astype(np.float32)
+        self.action_space = spaces.MultiDiscrete([n_levels] * env.action_space.shape[0])
+
+    def action(self, action: Any) -> Any:
+        return np.take_along_axis(self.levels, np.asarray(action)[:, np.newaxis], -1).squeeze(-1)
+
+
+EXPERTS: dict[str, Callable[[np.ndarray], Any]] = {
+    # With full force where the car is going.
+    "MountainCarContinuous-v0": lambda observation: np.sign(observation[1:]),
+    # A linear rule that never drops the pole.
+    "CartPole-v1": lambda observation: int(observation @ [0.02, 0.05, 1.0, 0.3] > 0),
+}
+
+
+class Demonstrations(Variant):
+    """
+    Give the agent episodes of a simple expert, the same for every seed, and evaluate it once before it learns.
+
+    :param environment: id of the environment, one of EXPERTS
+    :param n_episodes: number of episodes
+    :param cloned: clone the expert
+    :param replayed: put the episodes into the replay buffer
+    """
+
+    def __init__(self, environment: str, n_episodes: int, cloned: bool, replayed: bool) -> None:
+        super().__init__()
+        self.environment, self.n_episodes = environment, n_episodes
+        self.cloned, self.replayed = cloned, replayed
+
+    def _on_training_start(self) -> None:
+        env = gym.make(self.environment)
+        env.reset(seed=0)
+        episodes = generate_expert_traj(EXPERTS[self.environment], env=env, n_episodes=self.n_episodes)
+        dataset = ExpertDataset(traj_data=episodes)
+        if self.cloned:
+            behaviour_cloning(self.model, dataset, n_epochs=20, learning_rate=1e-3)
+        if self.replayed:
+            dataset.to_replay_buffer(self.model, "expert")
+        for callback in self.locals["callback"].callbacks:
+            if isinstance(callback, EvalCallback):
+                callback._on_step()  # its zeroth step, which it evaluates as every `eval_freq`th
