@@ -6,17 +6,16 @@ RecurrentPPO, side by side in one run: the median of some interleaved runs, one 
 """
 
 import argparse
-import csv
 import statistics
 import time
 from collections import defaultdict
-from pathlib import Path
 from typing import Any
 
 import torch as th
 from sb3_contrib import RecurrentPPO
 from stable_baselines3 import A2C
 from stable_baselines3.common.env_util import make_vec_env
+from tables import record_speed
 
 from sb3_acer import ACER
 
@@ -35,7 +34,7 @@ def steps_per_second(model: Any, steps: int) -> float:
 
 def time_shares(model: ACER, steps: int) -> dict[str, float]:
     """Shares of the wall time of `steps` steps; the rest is SB3's loop, callbacks and logs."""
-    parts = {
+    parts: dict[str, list[tuple[Any, str]]] = {
         "environment": [(model.env, "step")],
         "acting": [(model, "_sample_action")],
         "buffer": [(model, "_store_transition"), (model.replay_buffer, "latest"), (model.replay_buffer, "sample")],
@@ -85,7 +84,7 @@ def main() -> None:
     }
     for model in models.values():
         model.learn(6000)  # past ACER's replay_start
-    rates = {name: [] for name in models}
+    rates: dict[str, list[float]] = {name: [] for name in models}
     for _ in range(options.runs):
         for name, model in models.items():
             rates[name].append(steps_per_second(model, options.steps))
@@ -95,14 +94,10 @@ def main() -> None:
     shares = time_shares(models["ACER"], options.steps)
     for part, share in shares.items():
         print(f"  {part:<12}{share:6.1%}")
-    path = Path(__file__).parent / "results" / f"speed_{options.env}{'_lstm' * (peer is RecurrentPPO)}.csv"
-    path.parent.mkdir(exist_ok=True)
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["run", *rates])
-        writer.writerows(
-            [[run, *(f"{rate:.0f}" for rate in row)] for run, row in enumerate(zip(*rates.values(), strict=True))]
-        )
+    task = options.env + ", LSTM" * (peer is RecurrentPPO)
+    speeds = [(name, run, rate) for name, each in rates.items() for run, rate in enumerate(each)]
+    rows = [(f"algorithms, {task}", name, run, rate, "steps/s") for name, run, rate in speeds]
+    record_speed([*rows, *((f"time, {task}", part, 0, 100 * share, "%") for part, share in shares.items())])
 
 
 if __name__ == "__main__":

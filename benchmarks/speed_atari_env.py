@@ -3,16 +3,14 @@ Environment steps per second with random actions, frame skip 4 and stacks of 4 f
 AtariVecEnv over it, and SB3's make_atari_env with VecFrameStack, side by side in one run on two cores. Medians of some
 interleaved runs. Steps per second of processor time, of all processes together, hardly depend on what else is running.
 
-    python benchmarks/atari_env.py [--env PongNoFrameskip-v4] [--runs 5] [--steps 6400]
+    python benchmarks/speed_atari_env.py [--env PongNoFrameskip-v4] [--runs 5] [--steps 6400]
 """
 
 import argparse
-import csv
 import os
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,10 +18,12 @@ import psutil
 from ale_py.vector_env import AtariVectorEnv
 from stable_baselines3.common.env_util import make_atari_env
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack
+from tables import record_speed
 
 from sb3_acer.atari import AtariVecEnv, parse_atari_id
 
 N_ENVS = (4, 16, 64)
+UNITS = ("steps/s", "steps/s of processor time", "load average")
 
 
 def of_ale(env_id: str, n_envs: int) -> AtariVectorEnv:
@@ -69,7 +69,7 @@ def main() -> None:
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
     rng = np.random.default_rng(0)
-    rows: list[list[Any]] = []
+    rows: list[tuple[str, str, int, float, str]] = []
     for n_envs in N_ENVS:
         makers = {name: make for name, make in MAKERS.items() if n_envs <= 16 or make is not MAKERS["SubprocVecEnv"]}
         envs = {name: make(options.env, n_envs) for name, make in makers.items()}
@@ -82,8 +82,8 @@ def main() -> None:
             for name, env in envs.items():
                 actions = rng.integers(n_actions, size=(options.steps // n_envs, n_envs))
                 found[name].append(rates(env, actions))
-                figures = [f"{figure:.0f}" for figure in found[name][-1]]
-                rows.append([n_envs, name, run, *figures, f"{os.getloadavg()[0]:.2f}"])
+                for value, unit in zip((*found[name][-1], os.getloadavg()[0]), UNITS, strict=True):
+                    rows.append((f"Atari environments, {n_envs} games", name, run, value, unit))
         for env in envs.values():
             env.close()
         medians = {
@@ -94,12 +94,7 @@ def main() -> None:
             print(f"{n_envs:3} environments  {name:<14}{rate:7.0f} steps/s ({ratio:.2f} of ALE's own)", end="")
             print(f"{per_cpu:7.0f} per processor second ({cpu_ratio:.2f})", flush=True)
     print("load average", *(f"{load:.1f}" for load in os.getloadavg()), "on", os.cpu_count(), "processors")
-    path = Path(__file__).parent / "results" / "atari_env.csv"
-    path.parent.mkdir(exist_ok=True)
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["n_envs", "environment", "run", "steps_per_second", "steps_per_processor_second", "load"])
-        writer.writerows(rows)
+    record_speed(rows)
 
 
 if __name__ == "__main__":

@@ -2,15 +2,14 @@
 What Atari costs, on two threads and in one run: an update over the floor of its forward and backward passes, and
 environment steps per second of the whole program over those of stable-baselines3's A2C with its own wrappers.
 
-    python benchmarks/atari.py [--env PongNoFrameskip-v4] [--runs 3] [--steps 6400]
+    python benchmarks/speed_atari.py [--env PongNoFrameskip-v4] [--runs 3] [--steps 6400]
 """
 
 import argparse
-import csv
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,9 +17,10 @@ import torch as th
 from stable_baselines3 import A2C
 from stable_baselines3.common.env_util import make_atari_env
 from stable_baselines3.common.vec_env import VecFrameStack
+from tables import record_speed
 
 from sb3_acer import ACER
-from sb3_acer.atari import make_atari_vec_env
+from sb3_acer.atari import make_atari_vec_env, parse_atari_id
 
 
 def milliseconds(call: Callable[[], Any]) -> float:
@@ -52,8 +52,8 @@ def update_costs(model: ACER, n_runs: int) -> dict[str, float]:
         "update": lambda: model.update(batch),
         "sampling a batch": lambda: buffer.sample(model.n_envs, None, rng),
         "optimiser's step": policy.optimizer.step,
-        "average policy's step": model._average,
-        "gradient norm": model._clip_gradients,
+        "average policy's step": lambda: average.flat.average(policy.flat, model.alpha),
+        "gradient norm": lambda: policy.flat.clip_grad_norm(model.max_grad_norm),
     }
     times: dict[str, list[float]] = {name: [] for name in parts}
     for run in range(n_runs + 1):
@@ -71,7 +71,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=6400)
     options = parser.parse_args()
     th.set_num_threads(2)
-    kwargs = {"n_steps": 20, "seed": 0, "device": "cpu"}
+    kwargs: dict[str, Any] = {"n_steps": 20, "seed": 0, "device": "cpu"}
 
     def acer(**arguments: Any) -> ACER:
         return ACER("CnnPolicy", make_atari_vec_env(options.env, 16, seed=0), replay_start=20, **kwargs, **arguments)
@@ -87,25 +87,27 @@ def main() -> None:
     rates: dict[str, list[float]] = {name: [] for name in models}
     for _ in range(options.runs):
         for name, model in models.items():
-            seconds = milliseconds(lambda model=model: model.learn(options.steps, reset_num_timesteps=False)) / 1000
+            learn = partial(model.learn, options.steps, reset_num_timesteps=False)
+            seconds = milliseconds(learn) / 1000
             rates[name].append(options.steps / seconds)
     medians = {name: statistics.median(each) for name, each in rates.items()}
     for name, median in medians.items():
         print(f"{name:<32}{median:8.0f} steps/s, ratio {median / medians['A2C']:.2f}")
 
-    rows = []
+    game = parse_atari_id(options.env).game.capitalize()
+    rows = [
+        (f"Atari program, {game}", name, run, rate, "steps/s")
+        for name, each in rates.items()
+        for run, rate in enumerate(each)
+    ]
     for name in ("ACER, replay_ratio 4", "ACER, replay_ratio 4, float32"):
         costs = update_costs(models[name], 5 * options.runs)
         forward, average = list(costs.values())[:2]
         print(f"\n{name}: an update over its floor: {costs['update'] / (forward + average):.2f}")
         for part, cost in costs.items():
             print(f"  {part:<44}{cost:8.2f} ms")
-            rows.append([name, part, f"{cost:.2f}"])
-    results = Path(__file__).parent / "results"
-    with (results / "atari_update.csv").open("w", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows([["model", "part", "milliseconds"], *rows])
-    with (results / "atari_speed.csv").open("w", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows([list(rates), *zip(*rates.values(), strict=True)])
+            rows.append((f"Atari update, {name}", part, 0, cost, "ms"))
+    record_speed(rows)
 
 
 if __name__ == "__main__":
