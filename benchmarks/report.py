@@ -1,0 +1,240 @@
+"""
+Print the tables of README.md, between its markers, and draw the figures, from the CSVs in `results/`.
+
+    python benchmarks/report.py
+    python benchmarks/report.py --check    # fails if the tables in README.md are not those of the CSVs
+"""
+
+import argparse
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from experiments import DEFINITIONS, Experiment, load_experiments
+from tables import RESULTS, Row, interquartile_mean, interval, read
+
+README = Path(__file__).with_name("README.md")
+TABLE = re.compile(r"(<!-- table: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+EXPERIMENTS = load_experiments()
+
+
+def number(value: float) -> str:
+    return f"{value:.0f}" if value == round(value) else f"{value:.1f}"
+
+
+def short(steps: float) -> str:
+    """1500000: 1.5M"""
+    scale, unit = (1e6, "M") if steps >= 999_500 else (1e3, "k")
+    return f"{steps / scale:.3g}{unit}"
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table without those columns that are empty."""
+    columns = [column for column in zip(header, *rows, strict=True) if any(column[1:])]
+    lines = [f"| {' | '.join(line)} |" for line in zip(*columns, strict=True)]
+    return "\n".join([lines[0], "|" + " --- |" * len(columns), *lines[1:]])
+
+
+def label(experiment: Experiment) -> str:
+    algorithm = "" if experiment.algorithm == "acer" else f", {experiment.algorithm.upper()}"
+    return experiment.label or experiment.environment + algorithm
+
+
+def finals(experiment: Experiment) -> dict[str, list[Row]]:
+    """Rows of the final agents, by the kind of actions that they took."""
+    rows: dict[str, list[Row]] = defaultdict(list)
+    for row in read(RESULTS / ("ablations.csv" if experiment.suite == "ablations" else "final.csv")):
+        if row["experiment"] == experiment.name:
+            rows[row["actions"]].append(row)
+    return rows
+
+
+def score(rows: list[Row]) -> str:
+    """Interquartile mean over the seeds, with its interval where there is more than one."""
+    means = np.array([float(row["mean"]) for row in rows])
+    low, high = interval(means)
+    return number(float(interquartile_mean(means))) + (f" [{number(low)}, {number(high)}]" if len(means) > 1 else "")
+
+
+def first_solved(experiment: Experiment) -> str:
+    """Steps to the first evaluation that was good enough, of each seed."""
+    if experiment.solved is None:
+        return ""
+    first: dict[str, int] = {}
+    for row in read(RESULTS / "curves.csv"):
+        if row["experiment"] == experiment.name:
+            first.setdefault(row["seed"], 0)
+            if not first[row["seed"]] and float(row["mean"]) >= experiment.solved:
+                first[row["seed"]] = int(row["step"])
+    return f"{number(experiment.solved)}: " + ", ".join(short(step) if step else "never" for step in first.values())
+
+
+def learning(suite: str) -> str:
+    """The final agents of a suite."""
+    header = ["task", "steps", "seeds", "IQM [95 %]", "mean", "deviation", "first reached", "published", "seconds"]
+    rows = []
+    for experiment in EXPERIMENTS.values():
+        found = finals(experiment) if experiment.suite == suite else {}
+        for actions, agents in found.items():
+            means = np.array([float(row["mean"]) for row in agents])
+            seconds = [float(row["seconds"]) for row in agents if row["seconds"]]
+            rows.append(
+                [
+                    label(experiment) + ", actions sampled" * (actions == "sampled"),
+                    short(float(agents[0]["steps"])),
+                    str(len(agents)),
+                    score(agents),
+                    number(means.mean()),
+                    number(means.std(ddof=1)) if len(means) > 1 else "",
+                    first_solved(experiment),
+                    experiment.published,
+                    f"{np.median(seconds):.0f}" if seconds else "",
+                ]
+            )
+    return markdown(header, rows)
+
+
+def ablations() -> str:
+    """What was tried, beside what was kept."""
+    rows = []
+    for each in EXPERIMENTS.values():
+        if each.suite == "ablations":
+            reference = EXPERIMENTS[each.reference]
+            for agents, kept in zip(finals(each).values(), finals(reference).values(), strict=False):
+                tried = [each.environment, each.label, str(len(agents)), score(agents)]
+                rows.append([*tried, score(kept), each.lesson, f"`{each.name}`"])
+    return markdown(["task", "tried", "seeds", "IQM [95 %]", "the entry", "learnt", "experiment"], rows)
+
+
+def studies() -> str:
+    """The searches for settings. The first trial of each had the former entry's settings."""
+    trials: dict[str, list[Row]] = defaultdict(list)
+    for row in read(RESULTS / "studies.csv"):
+        trials[row["study"]].append(row)
+    rows = []
+    for name, all_trials in trials.items():
+        complete = [row for row in all_trials if row["state"] == "complete"]
+        best = max(complete, key=lambda row: float(row["value"]))
+        rows.append(
+            [
+                EXPERIMENTS[name].environment,
+                str(len(all_trials)),
+                str(len(complete)),
+                number(float(all_trials[0]["value"])),
+                number(float(best["value"])),
+                best["trial"],
+                f"{sum(float(row['seconds'] or 0) for row in all_trials) / 60:.0f}",
+            ]
+        )
+    return markdown(["task", "trials", "not pruned", "the first", "the best", "its number", "minutes"], rows)
+
+
+def study_commands() -> str:
+    commands = yaml.safe_load(DEFINITIONS.read_text())["studies"].values()
+    return "\n".join(["```", *commands, "```"])
+
+
+def speed(prefix: str) -> str:
+    """Medians of the benchmarks whose names begin so: a column for each unit, and the ratio to the first variant."""
+    values: dict[str, dict[str, dict[str, list[float]]]] = {}
+    for row in read(RESULTS / "speed.csv"):
+        if row["benchmark"].startswith(prefix):
+            variants = values.setdefault(row["benchmark"], {})
+            variants.setdefault(row["variant"], {}).setdefault(row["unit"], []).append(float(row["value"]))
+    rows, units = [], list(dict.fromkeys(unit for each in values.values() for one in each.values() for unit in one))
+    for benchmark, variants in values.items():
+        medians = {name: {unit: float(np.median(each)) for unit, each in one.items()} for name, one in variants.items()}
+        first = next(iter(medians.values()))[units[0]]
+        for name, one in medians.items():
+            cells = [f"{one[unit]:,.0f}" if one[unit] >= 100 else f"{one[unit]:.3g}" for unit in units]
+            ratio = f"{one[units[0]] / first:.2f}" if units[0] == "steps/s" else ""
+            rows.append([benchmark.removeprefix(prefix).lstrip(", "), name, *cells, ratio])
+    return markdown(["benchmark", "variant", *units, "ratio"], rows)
+
+
+TABLES: dict[str, Callable[..., str]] = {
+    "learning": learning,
+    "ablations": ablations,
+    "studies": studies,
+    "study_commands": study_commands,
+    "speed": speed,
+}
+
+
+def fill(text: str) -> str:
+    """The text with the tables as the CSVs give them. A marker names a table and what it is of."""
+
+    def table(match: "re.Match[str]") -> str:
+        name, *arguments = match[2].split(maxsplit=1)
+        return f"{match[1]}{TABLES[name](*arguments)}\n{match[3]}"
+
+    return TABLE.sub(table, text)
+
+
+def draw(name: str, panels: dict[str, dict[str, str]]) -> None:
+    """Learning curves, a panel for each title: the interquartile mean over the seeds and its interval."""
+    from matplotlib.figure import Figure  # not needed for --check
+
+    curves: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row in read(RESULTS / "curves.csv"):
+        curves[row["experiment"]][int(row["step"])].append(float(row["mean"]))
+    n_columns = 3 if len(panels) % 3 == 0 else 2
+    n_rows = -(-len(panels) // n_columns)
+    figure = Figure(figsize=(4 * n_columns, 3 * n_rows + 0.6), layout="constrained")
+    legends = dict.fromkeys(legend for lines in panels.values() for legend in lines)
+    colours = {legend: f"C{i}" for i, legend in enumerate(legends)}
+    grid = figure.subplots(n_rows, n_columns, squeeze=False)
+    for axes, (title, lines) in zip(grid.flat, panels.items(), strict=False):
+        for legend, experiment in lines.items():
+            draw_curve(axes, curves[experiment], colours[legend])
+        finish_panel(axes, title)
+    for axes in figure.axes[len(panels) :]:
+        axes.set_visible(False)
+    handles = [figure.axes[0].plot([], [], color=colour, linewidth=2)[0] for colour in colours.values()]
+    figure.legend(handles, list(colours), loc="outside upper center", ncols=len(colours), frameon=False)
+    figure.supxlabel("environment steps", fontsize=10)
+    figure.supylabel("mean reward of an evaluation", fontsize=10)
+    figure.savefig(RESULTS / f"{name}.png", dpi=110)
+
+
+def draw_curve(axes: Any, curve: dict[int, list[float]], colour: str) -> None:
+    steps = sorted(curve)
+    seeds = [np.array(curve[step]) for step in steps]
+    low, high = zip(*(interval(each, 1000) for each in seeds), strict=True)
+    axes.fill_between(steps, low, high, color=colour, alpha=0.2, linewidth=0)
+    axes.plot(steps, [interquartile_mean(each) for each in seeds], color=colour, linewidth=2)
+
+
+def finish_panel(axes: Any, title: str) -> None:
+    from matplotlib.ticker import EngFormatter
+
+    axes.set_title(title, fontsize=10)
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.set_xlim(left=0)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.3)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="only say whether README.md is up to date")
+    options = parser.parse_args()
+    text = README.read_text()
+    filled = fill(text)
+    if options.check:
+        if filled != text:
+            print("benchmarks/README.md is not what the CSVs give: run python benchmarks/report.py", file=sys.stderr)
+        return int(filled != text)
+    README.write_text(filled)
+    for name, panels in yaml.safe_load(DEFINITIONS.read_text())["figures"].items():
+        draw(name, panels)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
