@@ -188,6 +188,16 @@ def test_a_time_limit_is_no_terminal_state(terminates: bool, value: float) -> No
     assert reached == pytest.approx(10.0, abs=0.5) if not terminates else reached < value
 
 
+@pytest.mark.parametrize("handled", [True, False])
+def test_a_time_limit_is_a_terminal_state_only_if_the_buffer_is_told_so(handled: bool) -> None:
+    model = small(Constant(), n_steps=10, replay_buffer_kwargs={"handle_timeout_termination": handled}).learn(10)
+    batch = model.replay_buffer.latest()
+    last = [False] * 9 + [True]
+    assert batch.truncated[:, 0].tolist() == (last if handled else [False] * 10)
+    assert batch.terminated[:, 0].tolist() == ([False] * 10 if handled else last)
+    assert len(batch.final_steps) == handled
+
+
 # When
 
 

@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -289,6 +289,80 @@ def test_gradients_of_gains_are_those_of_autograd(space: Space, rng: np.random.G
     close(found, gradient(gain, stats))
 
 
+seeds = st.integers(0, 2**32 - 1)
+
+
+class Arguments(NamedTuple):
+    """What the methods of a family take, for random states."""
+
+    family: Family
+    stats: th.Tensor
+    other: th.Tensor
+    actions: th.Tensor
+    weight: th.Tensor
+    candidates: th.Tensor
+    weights: th.Tensor
+
+
+def random_arguments(space: Space, seed: int, spread: float, learn_log_std: bool = True) -> Arguments:
+    rng, family = np.random.default_rng(seed), make_family(space, learn_log_std)
+    stats, other = (random_stats(space, rng, 4, 2, spread=spread) for _ in range(2))
+    candidates = actions_of(space, rng, 4, 2, 3)
+    if family.enumerable:
+        candidates = th.arange(family.n_stats).unsqueeze(-1).expand(4, 2, -1, -1)
+    weights = normal(rng, 4, 2, candidates.shape[-2])
+    return Arguments(family, stats, other, actions_of(space, rng, 4, 2), normal(rng, 4, 2), candidates, weights)
+
+
+def by_closed_form_and_by_default(given: Arguments) -> dict[str, tuple[th.Tensor, th.Tensor]]:
+    """Each quantity as the family's own method computes it, and as the base class does from its abstract methods."""
+    family, stats, other, actions, weight, candidates, weights = given
+    gain = stats, actions, weight, candidates, weights
+    ratios = (family.ratios(*given[1:4], candidates), Family.ratios(family, *given[1:4], candidates))
+    return {
+        "ratio": (family.ratio(stats, other, actions), Family.ratio(family, stats, other, actions)),
+        "ratios of the actions": (ratios[0][0], ratios[1][0]),
+        "ratios of the candidates": (ratios[0][1], ratios[1][1]),
+        "kl_gradient": (family.kl_gradient(other, stats), Family.kl_gradient(family, other, stats)),
+        "entropy_gradient": (family.entropy_gradient(stats), Family.entropy_gradient(family, stats)),
+        "score": (family.score(stats, candidates, weights), Family.score(family, stats, candidates, weights)),
+        "gain_gradient": (family.gain_gradient(*gain), Family.gain_gradient(family, *gain)),
+    }
+
+
+@settings(deadline=None, derandomize=True, database=None, max_examples=100)
+@given(st.sampled_from(sorted(SPACES)), seeds, st.sampled_from([0.1, 1.0, 3.0]))
+def test_closed_forms_equal_the_defaults_of_the_base_class(name: str, seed: int, spread: float) -> None:
+    quantities = by_closed_form_and_by_default(random_arguments(SPACES[name], seed, spread))
+    for quantity, (ours, default) in quantities.items():
+        assert ours.shape == default.shape, quantity
+        np.testing.assert_allclose(ours, default, rtol=1e-9, atol=1e-9, err_msg=quantity)
+
+
+@settings(deadline=None, derandomize=True, database=None, max_examples=30)
+@given(st.sampled_from(sorted(GAUSSIAN)), seeds)
+def test_a_fixed_standard_deviation_has_gradient_zero_and_leaves_all_else_as_it_is(name: str, seed: int) -> None:
+    learnt, fixed = (random_arguments(GAUSSIAN[name], seed, 1.0, learn) for learn in (True, False))
+    of_fixed = by_closed_form_and_by_default(fixed)
+    for quantity, (ours, _) in by_closed_form_and_by_default(learnt).items():
+        same = of_fixed[quantity][0]
+        if "gradient" in quantity or quantity == "score":
+            ours, same, std = (*ours.chunk(2, -1)[:1], *same.chunk(2, -1))
+            assert (std == 0).all(), quantity
+        assert th.equal(ours, same), quantity
+
+
+@settings(deadline=None, derandomize=True, database=None, max_examples=60)
+@given(st.sampled_from(sorted(SPACES)), seeds)
+def test_defaults_differentiate_where_gradients_are_switched_off(name: str, seed: int) -> None:
+    given = random_arguments(SPACES[name], seed, 1.0)
+    with th.no_grad():
+        quantities = by_closed_form_and_by_default(given)
+    assert not any(each.requires_grad for pair in quantities.values() for each in pair)
+    assert not given.stats.requires_grad
+    close(quantities["kl_gradient"][1], given.family.kl_gradient(given.other, given.stats))
+
+
 def test_tables_of_discrete_actions_equal_lists_of_candidates(rng: np.random.Generator) -> None:
     space = spaces.Discrete(5, start=1)
     family = Enumerated(space)
@@ -459,6 +533,43 @@ def test_no_action_is_more_probable_than_the_mode(space: Space, rng: np.random.G
         assert (log_probs < family.log_prob(stats, mode)).all()
     else:
         assert th.equal(log_probs.max(0).values, family.log_prob(stats, mode))
+
+
+@every_space
+def test_sb3s_distribution_is_the_familys(space: Space, rng: np.random.Generator) -> None:
+    family, stats = make_family(space), random_stats(space, rng, 7)
+    distribution = family.distribution(stats)
+    floor = 1e-12 if isinstance(space, spaces.Box) else 2 * EPSILON
+    every, _ = outcomes(space, stats)
+    for actions in every:
+        given = (actions[:, 0] if family.enumerable else actions).to(distribution.sample().dtype)
+        expected = family.log_prob(stats, actions)
+        shares = floor * (1 / probabilities(space, stats, actions).clamp(max=1)).sum(-1)
+        assert ((distribution.log_prob(given) - expected).abs() <= shares).all()
+    entropy = distribution.entropy()
+    assert entropy is not None
+    assert ((entropy - family.entropy(stats)).abs() <= floor * family.n_stats).all()
+    shape = (7,) if family.enumerable else (7, family.n_components)
+    for mode in (distribution.mode(), distribution.get_actions(deterministic=True)):
+        assert mode.shape == shape
+        close(mode.reshape(7, -1).double(), family.mode(stats).double(), 1e-14)
+    for sampled in (distribution.sample(), distribution.get_actions()):
+        assert sampled.shape == shape
+        elements(space, family.to_env(sampled.reshape(7, -1).to(family.action_dtype).numpy()))
+        assert distribution.log_prob(sampled).isfinite().all()
+
+
+@every_space
+def test_samples_of_sb3s_distribution_have_the_familys_moments(space: Space, rng: np.random.Generator) -> None:
+    family, stats, n = make_family(space), random_stats(space, rng, 1), 4000
+    th.manual_seed(0)
+    samples = family.distribution(stats.expand(n, -1)).sample().reshape(n, -1)
+    if isinstance(space, spaces.Box):
+        mean, std = stats[0].chunk(2)
+    else:
+        samples, mean = family.encode(samples.long()).double(), stats[0]
+        std = (mean * (1 - mean)).sqrt()
+    assert ((samples.mean(0) - mean).abs() <= 4 * std / n**0.5).all()
 
 
 # Actions for networks and for environments

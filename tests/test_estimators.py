@@ -14,11 +14,14 @@ from hypothesis import strategies as st
 from sb3_acer.estimators import (
     correction_gain,
     correction_weights,
+    critic_gradient,
     dueling,
     off_policy_returns,
+    retrace_traces,
     truncated_gain,
     truncated_weight,
     trust_region,
+    value_target,
 )
 from tests import reference
 from tests.helpers import close, normal, uniform
@@ -59,7 +62,7 @@ class Batch(NamedTuple):
 
 @st.composite
 def batches(draw: st.DrawFn) -> Batch:
-    n_steps, n_sequences = draw(st.integers(1, 40)), draw(st.integers(1, 4))
+    n_steps, n_sequences = draw(st.integers(1, 40) | st.sampled_from([64, 65, 150])), draw(st.integers(1, 4))
     rng = np.random.default_rng(draw(seeds))
     p_terminated, p_truncated = draw(st.sampled_from([0.0, 0.1, 0.5, 1.0])), draw(st.sampled_from([0.0, 0.1, 0.5]))
 
@@ -234,6 +237,59 @@ def test_retrace_targets_are_nearer_to_the_true_q_by_the_discount_factor(seed: i
     q = process.q + 10 * normal(rng, 3, 2)
     targets = expected_targets(process, mu, q, (process.policy / mu).clamp(max=1), 0.9)
     assert (targets - process.q).abs().max() <= 0.9 * (q - process.q).abs().max()
+
+
+@laws
+@given(seeds, st.integers(1, 6))
+def test_trace_coefficients_equal_the_scalar_oracle(seed: int, n_components: int) -> None:
+    ratio = (3 * normal(np.random.default_rng(seed), 4, 3)).exp()
+    ratio[0, 0], ratio[1, 1], ratio[2, 2] = 0, 1, 1e30
+    expected = [[reference.trace(x, n_components) for x in row] for row in ratio.tolist()]
+    close(retrace_traces(ratio, n_components), th.tensor(expected, dtype=th.float64), 1e-14)
+    close(retrace_traces(ratio), ratio.clamp(max=1), 1e-14)
+
+
+@pytest.mark.parametrize("n_components", [1, 2, 5])
+def test_traces_of_independent_components_are_their_geometric_mean(n_components: int) -> None:
+    each = uniform(np.random.default_rng(0), 20, n_components)
+    traces = retrace_traces(each.prod(-1), n_components)
+    close(traces, each.log().mean(-1).exp(), 1e-14)
+    assert (traces <= 1).all()
+    assert (retrace_traces(1 / each.prod(-1), n_components) == 1).all()
+
+
+# Critic
+
+
+@laws
+@given(seeds)
+def test_the_value_target_equals_the_scalar_oracle(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    ratio, q_ret, q_values, values = (3 * normal(rng, 4, 3)).exp(), *(normal(rng, 4, 3) for _ in range(3))
+    ratio[0, 0], ratio[1, 1] = 0, 1
+    found = value_target(ratio, q_ret, q_values, values)
+    for t, b in itertools.product(range(4), range(3)):
+        state = (quantity[t, b].item() for quantity in (ratio, q_ret, q_values, values))
+        assert found[t, b].item() == pytest.approx(reference.value_target(*state), rel=1e-12, abs=1e-12)
+
+
+def test_the_value_target_has_the_value_as_its_mean_on_policy_and_is_it_where_q_is_right() -> None:
+    rng = np.random.default_rng(0)
+    pi, q = th.from_numpy(rng.dirichlet(np.ones(4), 50)), normal(rng, 50, 4)
+    v = (pi * q).sum(-1, keepdim=True)
+    estimates, values = normal(rng, 50, 4), normal(rng, 50, 1)
+    centred = estimates - (pi * estimates).sum(-1, keepdim=True) + values  # as a dueling network's: E_pi[Q~] = V
+    targets = value_target(th.ones_like(pi), q, centred, values.expand_as(q))
+    close((pi * targets).sum(-1, keepdim=True), v)
+    ratio = (3 * normal(rng, 50, 4)).exp()
+    close(value_target(ratio, q, q, v.expand_as(q)), v.expand_as(q))
+
+
+def test_the_gradient_of_the_critic_is_that_of_half_the_squared_error() -> None:
+    rng = np.random.default_rng(0)
+    predictions, targets = normal(rng, 4, 3).requires_grad_(), normal(rng, 4, 3)
+    (expected,) = th.autograd.grad((0.5 * (targets - predictions).square()).sum(), predictions)
+    close(critic_gradient(predictions.detach(), targets), expected, 1e-14)
 
 
 # Gains
@@ -450,6 +506,9 @@ FUNCTIONS: dict[str, tuple[Callable[..., th.Tensor], list[list[int]]]] = {
     "truncated_gain": (partial(truncated_gain, c=1.0), [[]] * 3),
     "correction_gain": (partial(correction_gain, c=1.0), [[4]] * 4),
     "trust_region": (partial(trust_region, delta=0.1), [[4]] * 2),
+    "retrace_traces": (partial(retrace_traces, d=3), [[]]),
+    "value_target": (value_target, [[]] * 4),
+    "critic_gradient": (critic_gradient, [[]] * 2),
     "dueling": (dueling, [[], [], [4]]),
     "dueling of many": (dueling, [[], [3], [4]]),
 }

@@ -1,5 +1,6 @@
 """Laws of the policies: what they say of rows of observations, whatever the rows and the actions are made of."""
 
+import inspect
 import itertools
 import math
 from copy import deepcopy
@@ -15,6 +16,7 @@ from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from stable_baselines3.common.torch_layers import FlattenExtractor, NatureCNN
 from torch import nn
 
+from sb3_acer import ACER
 from sb3_acer.heads import DuelingHead, QHead
 from sb3_acer.policies import (
     MLP,
@@ -323,9 +325,9 @@ def test_gradients_of_the_critic_do_not_reach_the_policy_and_back(action_space: 
 
     def reached(*outputs: th.Tensor) -> set[str]:
         names, weights = zip(*policy.named_parameters(), strict=True)
-        total = th.stack([output.sum() for output in outputs]).sum()
-        gradients = th.autograd.grad(total, weights, retain_graph=True, allow_unused=True)
-        return {name for name, gradient in zip(names, gradients, strict=True) if gradient is not None}
+        total = th.stack([(output * th.randn_like(output)).sum() for output in outputs]).sum()
+        gradients = th.autograd.grad(total, weights, retain_graph=True, materialize_grads=True)
+        return {name for name, gradient in zip(names, gradients, strict=True) if gradient.any()}
 
     of_policy = {name for name, _ in policy.named_parameters() if name.startswith(("pi_", "log_std"))}
     of_critic = {name for name, _ in policy.named_parameters() if name.startswith("q_")}
@@ -496,6 +498,82 @@ def test_predictions_follow_torchs_seed(memory: dict[str, Any]) -> None:
         drawn.append(policy.predict(observations)[0])
     np.testing.assert_array_equal(drawn[0], drawn[1])
     assert (drawn[0] != drawn[2]).any()
+
+
+# The methods of SB3's policies
+
+
+@with_or_without_memory
+@every_action
+def test_the_methods_of_sb3s_policies_agree_with_an_evaluation(action_space: Space, memory: dict[str, Any]) -> None:
+    policy = make(VECTOR, action_space, **memory)
+    rows, states = rows_of(VECTOR, 2, 6), th.randn(6, policy.state_size)
+    assert isinstance(rows, th.Tensor)
+    stats, after = policy.step(rows[0], states)
+    actions = policy.family.sample(stats.detach(), th.rand(6, policy.family.n_components, dtype=th.float64))
+    given = Sequences(rows, actions.unsqueeze(0), states, th.zeros(1, 6) > 0, rows[:0, 0], th.zeros(0).long())
+    found = evaluate(policy, given)
+    close(found.stats[0], stats)
+    log_prob, entropy = policy.family.log_prob(stats, actions), policy.family.entropy(stats)
+
+    values = policy.predict_values(rows[0], states)
+    assert values.shape == (6, 1)
+    close(values.squeeze(-1), found.values[0])
+    close(policy.predict_values(rows[1], after).squeeze(-1), found.next_values[0])
+
+    distribution = policy.get_distribution(rows[0], states)
+    actions = actions.to(distribution.sample().dtype)
+    taken = actions.squeeze(-1) if policy.family.enumerable else actions
+    close(distribution.log_prob(taken), log_prob, 1e-4)
+    of_distribution = distribution.entropy()
+    assert of_distribution is not None
+    close(of_distribution, entropy, 1e-4)
+
+    for each in (taken, actions):
+        evaluated = policy.evaluate_actions(rows[0], each, states)
+        assert evaluated[2] is not None
+        assert [part.shape for part in evaluated if part is not None] == [(6, 1), (6,), (6,)]
+        close(evaluated[0], values)
+        close(evaluated[1], log_prob, 1e-4)
+        close(evaluated[2], entropy, 1e-4)
+        assert evaluated[1].requires_grad
+
+
+@with_or_without_memory
+@every_action
+def test_without_a_state_the_methods_of_sb3s_policies_are_those_where_episodes_begin(
+    action_space: Space, memory: dict[str, Any]
+) -> None:
+    policy = make(VECTOR, action_space, **memory)
+    rows, zeros = rows_of(VECTOR, 6), th.zeros(6, policy.state_size)
+    actions, values, log_prob = policy.forward(rows)
+    assert th.equal(values, policy.predict_values(rows))
+    assert th.equal(values, policy.predict_values(rows, zeros))
+    for states in ((), (zeros,)):
+        evaluated = policy.evaluate_actions(rows, actions, *states)
+        assert th.equal(evaluated[0], values)
+        assert th.equal(evaluated[1], log_prob)
+        mode = policy.get_distribution(rows, *states).mode()
+        assert th.equal(mode, policy.forward(rows, deterministic=True)[0])
+    close(mode.reshape(6, -1).float(), policy.family.mode(stats_of(policy, rows)).float())
+    drawn = th.stack([policy.forward(rows)[0].double().reshape(6, -1) for _ in range(50)])
+    assert (drawn.std(0) > 0).any()
+
+
+@pytest.mark.parametrize("name", ACER.policy_aliases)
+def test_every_policy_shows_the_arguments_of_all(name: str) -> None:
+    shown, every = (inspect.signature(policy).parameters for policy in (ACER.policy_aliases[name], ACERPolicy))
+    assert list(shown) == list(every)
+    assert {"net_arch", "share_features_extractor", "lstm_hidden_size", "optimizer_kwargs"} <= set(shown)
+    assert not any(parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) for parameter in shown.values())
+
+
+def test_what_reset_returns_is_refused_with_sb3s_own_explanation() -> None:
+    policy = make()
+    with pytest.raises(ValueError, match="mixing Gym API"):
+        policy.predict((np.zeros(3, np.float32), {}))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="observation must be an array or a dict of arrays, got the tuple"):
+        policy.predict((np.zeros(3, np.float32),))  # type: ignore[arg-type]
 
 
 # Construction
