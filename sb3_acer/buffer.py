@@ -13,7 +13,7 @@ from stable_baselines3.common.type_aliases import PyTorchObs
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_acer.checks import check_boolean, check_integer
-from sb3_acer.columns import Column, FrameColumn, SideTable, take
+from sb3_acer.columns import Column, FrameColumn, Places, SideTable, take
 from sb3_acer.frames import FrameStack, make_frame_stack
 from sb3_acer.storage import read_state, write_state
 
@@ -265,10 +265,12 @@ class SequenceReplayBuffer(ReplayBuffer):
         slots = slots % len(self._states)
         n_rows = len(self._states) * self.n_steps
         rows = (slots * self.n_steps + np.arange(self.n_steps + 1)[:, np.newaxis]) % n_rows
-        steps = {name: column.take(rows[:-1], envs) for name, column in self._steps.items()}
-        observations = {key: column.take(rows, envs) for key, column in self._observations.items()}
-        final_places = steps["final_place"].flatten()
-        final_steps = (final_places >= 0).nonzero().squeeze(-1)
+        flat = rows * self.n_envs + envs
+        of_steps, of_all = Places(rows[:-1], envs, flat[:-1]), Places(rows, envs, flat)
+        steps = {name: column.take(of_steps) for name, column in self._steps.items()}
+        observations = {key: column.take(of_all) for key, column in self._observations.items()}
+        final_places = steps["final_place"].numpy().reshape(-1)
+        final_steps = np.flatnonzero(final_places >= 0)
         finals = {key: take(table, final_places[final_steps]) for key, table in self._finals.rows.items()}
         rewards = steps["rewards"]
         if env is not None:
@@ -281,7 +283,7 @@ class SequenceReplayBuffer(ReplayBuffer):
             steps["terminated"].to(device),
             steps["truncated"].to(device),
             self._to_observations(finals, env, device),
-            final_steps.to(device),
+            th.from_numpy(final_steps).to(device),
             take(self._states.flatten(0, 1), slots * self.n_envs + envs).to(device),
             th.ones((self.n_steps, len(envs)), device=device),
             slots,
@@ -531,7 +533,7 @@ class SequenceReplayBuffer(ReplayBuffer):
     def _to_observations(
         self, columns: dict[str, th.Tensor], env: VecNormalize | None, device: th.device
     ) -> PyTorchObs:
-        if env is not None:
+        if env is not None and len(next(iter(columns.values()))):
             normalized = env.normalize_obs(self._from_keys({key: rows.numpy() for key, rows in columns.items()}))
             columns = {key: th.from_numpy(rows) for key, rows in _by_key(normalized).items()}
         observations: PyTorchObs = self._from_keys({key: rows.to(device) for key, rows in columns.items()})

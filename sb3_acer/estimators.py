@@ -10,6 +10,9 @@ The importance ratio rho (equation 4) depends on the action space: see :meth:`sb
 
 import torch as th
 
+_BLOCK = 64
+"""Steps of a recursion that are solved at once; a block takes the square of that in memory."""
+
 
 def retrace_traces(ratio: th.Tensor, d: int = 1) -> th.Tensor:
     r"""
@@ -48,17 +51,21 @@ def off_policy_returns(
     :param continues: n: 0 where the episode ended at the step, terminated or truncated, else 1, ``[T, B]``
     :return: the returns G, ``[T, B]``
     """
-    # The recursion is G_t = offset_t + weight_t G_{t+1}. A pass of stride s leaves in row t the sum of 2s of its terms
-    # and the product of 2s of its weights: log2(T) operations on all rows instead of T on single ones.
+    # The recursion G_t = offset_t + weight_t G_{t+1} is a triangular system of equations: one operation for a block of
+    # steps instead of some for each step.
     weights = discounts[:-1] * continues[:-1] * traces[1:]
-    returns = rewards + discounts * next_values
-    returns[:-1].sub_(weights * q_values[1:])
-    stride = 1
-    while stride < len(returns):
-        returns[:-stride].add_(weights * returns[stride:])
-        weights = weights[:-stride] * weights[stride:]
-        stride *= 2
-    return returns
+    offsets = rewards + discounts * next_values
+    offsets[:-1].sub_(weights * q_values[1:])
+    blocks: list[th.Tensor] = []
+    for end in range(len(offsets), 0, -_BLOCK):
+        start = max(end - _BLOCK, 0)
+        if blocks:
+            offsets[end - 1].add_(weights[end - 1] * blocks[-1][0])
+        system = th.diag_embed(-weights[start : end - 1].movedim(0, -1), offset=1)
+        block = offsets[start:end].movedim(0, -1).unsqueeze(-1)
+        solution = th.linalg.solve_triangular(system, block, upper=True, unitriangular=True)
+        blocks.append(solution.squeeze(-1).movedim(-1, 0))
+    return blocks[0] if len(blocks) == 1 else th.cat(blocks[::-1])
 
 
 def truncated_weight(ratio: th.Tensor, advantage: th.Tensor, c: float) -> th.Tensor:
@@ -137,7 +144,7 @@ def trust_region(g: th.Tensor, k: th.Tensor, delta: float) -> th.Tensor:
     excess = (th.linalg.vecdot(k, g) - delta).clamp(min=0)
     squared_norm = th.linalg.vecdot(k, k).clamp(min=th.finfo(k.dtype).tiny)  # k = 0 has no excess: 0 / tiny
     scale: th.Tensor = excess / squared_norm
-    return g - scale.unsqueeze(-1) * k
+    return th.addcmul(g, scale.unsqueeze(-1), k, value=-1)
 
 
 def dueling(values: th.Tensor, advantage: th.Tensor, sampled_advantages: th.Tensor) -> th.Tensor:

@@ -18,7 +18,6 @@ from stable_baselines3.common.torch_layers import (
     CombinedExtractor,
     FlattenExtractor,
     NatureCNN,
-    create_mlp,
 )
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import nn
@@ -26,6 +25,7 @@ from torch import nn
 from sb3_acer.checks import check_choice, check_integer, require
 from sb3_acer.distributions import Family, make_family
 from sb3_acer.heads import DuelingHead, QHead
+from sb3_acer.mlp import MLP, Twin
 from sb3_acer.parameters import FlatParameters
 from sb3_acer.recurrent import GRU, LSTM, Identity, LayerNormLSTM, Recurrent
 
@@ -47,24 +47,6 @@ class Evaluation(NamedTuple):
     """weights of the candidates, ``[T, B, K]``"""
     candidate_values: th.Tensor
     """Q(x_t, .) of the candidates, ``[T, B, K]``"""
-
-
-class MLP(nn.Sequential):
-    """
-    Hidden layers, run without the cost of calling each of them as a module, a third of a small network's time.
-
-    :param input_dim: width of the input
-    :param widths: widths of the layers
-    :param activation_fn: activation function
-    """
-
-    def __init__(self, input_dim: int, widths: list[int], activation_fn: type[nn.Module]) -> None:
-        super().__init__(*create_mlp(input_dim, -1, widths, activation_fn))
-
-    def forward(self, input: th.Tensor) -> th.Tensor:
-        for module in self._modules.values():
-            input = module.forward(input)
-        return input
 
 
 def _split_net_arch(net_arch: list[int] | Mapping[str, list[int]]) -> tuple[list[int], list[int]]:
@@ -337,6 +319,9 @@ class ACERPolicy(PredictionInterface):
         self._is_image = issubclass(self.features_extractor_class, NatureCNN) and is_image_space(observation_space)
         self._build()
         self.flat = FlatParameters(self)
+        self.twin = Twin(
+            (*_layers(self.pi_net), self.pi_head), (*_layers(self.q_net), *self.q_head.input_layers), self.flat
+        )
         self.optimizer = self.flat.make_optimizer(self.optimizer_class, lr_schedule(1), self.optimizer_kwargs)
 
     def _build(self) -> None:
@@ -467,6 +452,8 @@ class ACERPolicy(PredictionInterface):
         :param ends: the other arguments of the method
         """
         features, q_features = self._features(observations)
+        if not self.state_size:
+            return features, q_features, states
         pi_states, q_states = states.tensor_split((self.pi_recurrent.state_size,), -1)
         latent, pi_states = getattr(self.pi_recurrent, method)(features, pi_states, *ends)
         if self._shares_state:
@@ -485,8 +472,9 @@ class ACERPolicy(PredictionInterface):
 
     def judge(self, observations: PyTorchObs, states: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
         latent, q_latent, _ = self._recur("step", observations, states)
-        stats = self._statistics(latent)
-        return stats, self.q_head.values(self.q_net(q_latent), stats).unsqueeze(-1)
+        outputs, q_outputs = self.twin(latent, q_latent)
+        stats = self.family.statistics(outputs, self.log_std)
+        return stats, self.q_head.values(q_outputs, stats).unsqueeze(-1)
 
     def statistics(self, observations: PyTorchObs, states: th.Tensor, ends: th.Tensor) -> th.Tensor:
         """
@@ -542,8 +530,9 @@ class ACERPolicy(PredictionInterface):
         n_steps, n_sequences = actions.shape[:2]
         rows = _map(_stack_rows, observations, final_observations)
         latent, q_latent, _ = self._recur("sequence", rows, states, ends, final_steps)
-        stats = self._statistics(latent)
-        judgement = self.q_head(self.q_net(q_latent), stats, actions, n_samples, rng)
+        outputs, q_outputs = self.twin(latent, q_latent)
+        stats = self.family.statistics(outputs, self.log_std)
+        judgement = self.q_head(q_outputs, stats, actions, n_samples, rng)
 
         n_rows = n_steps * n_sequences
         values = judgement.values.detach()
@@ -578,6 +567,10 @@ def _stack_rows(rows: th.Tensor, finals: th.Tensor) -> th.Tensor:
     """``[T + 1, B, ...]`` and ``[F, ...]`` as ``[(T + 1) * B + F, ...]``."""
     rows = rows.flatten(0, 1)
     return th.cat((rows, finals)) if len(finals) else rows
+
+
+def _layers(network: nn.Module) -> tuple[nn.Module, ...]:
+    return tuple(network) if isinstance(network, nn.Sequential) else (network,)
 
 
 def _no_steps(ends: th.Tensor) -> th.Tensor:

@@ -115,18 +115,19 @@ def compute_update(
     weight = truncated_weight(ratio, advantage, c)
     weights = correction_weights(evaluation.weights, candidate_ratios, candidate_advantages, c)
     g = family.gain_gradient(stats, batch.actions, weight, evaluation.candidates, weights)
-    g = g + settings.ent_coef * family.entropy_gradient(stats)
+    g = g.add(family.entropy_gradient(stats), alpha=settings.ent_coef)
     k = family.kl_gradient(average, stats)
     z = g if settings.delta is None else trust_region(g, k, settings.delta)
 
     # Critic: Q towards Q^ret, and V towards V^target where the critic has a V of its own.
     share = batch.weights / batch.weights.numel()
     outputs = [evaluation.stats, evaluation.q_values]
-    gradients = [-z * share.unsqueeze(-1), settings.q_coef * share * critic_gradient(q_values, q_ret)]
+    q_share = settings.q_coef * share
+    gradients = [z * -share.unsqueeze(-1), q_share * critic_gradient(q_values, q_ret)]
     if not family.enumerable:
         target = value_target(ratio, q_ret, q_values, values)
         outputs.append(evaluation.values)
-        gradients.append(settings.q_coef * share * critic_gradient(values, target))
+        gradients.append(q_share * critic_gradient(values, target))
     return Update(
         tuple(outputs),
         tuple(gradients),

@@ -255,15 +255,21 @@ def test_loading_parameters_keeps_a_policy_flat() -> None:
     assert th.equal(policy.flat.vectors[0], other.flat.vectors[0])
 
 
+class Scale(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.temperature = nn.Parameter(th.ones(()))
+
+    def forward(self, x: th.Tensor) -> th.Tensor:
+        return x * self.temperature
+
+
 class OwnModule(MlpPolicy):
-    """A policy with a module and a parameter of its own."""
+    """A policy with a module of its own."""
 
     def _build(self) -> None:
         super()._build()
-        self.temperature = nn.Parameter(th.ones(()))
-
-    def _statistics(self, latent: th.Tensor) -> th.Tensor:
-        return super()._statistics(latent * self.temperature)
+        self.pi_net = nn.Sequential(Scale(), *self.pi_net)  # type: ignore[assignment]
 
 
 class Adam2(th.optim.Adam):
@@ -276,7 +282,7 @@ def test_a_saved_agent_goes_on_with_the_same_steps(optimizer_class: type[th.opti
     policy_kwargs = {"net_arch": [8], "optimizer_class": optimizer_class}
     model = ACER(OwnModule, env, n_steps=5, replay_start=10, seed=0, policy_kwargs=policy_kwargs, device="cpu")
     model.learn(40)
-    assert model.policy.state_dict()["temperature"].item() != 1
+    assert model.policy.state_dict()["pi_net.0.temperature"].item() != 1
     model.save(tmp_path / "agent")
     loaded = ACER.load(tmp_path / "agent", env)
     batch = model.replay_buffer.latest()

@@ -534,8 +534,8 @@ def test_policy_and_critic_are_trained_through_the_lstm_that_each_has(
 
     def reached(output: th.Tensor) -> set[str]:
         names, weights = zip(*policy.named_parameters(), strict=True)
-        gradients = th.autograd.grad(output.sum(), weights, retain_graph=True, allow_unused=True)
-        with_gradients = {name for name, gradient in zip(names, gradients, strict=True) if gradient is not None}
+        gradients = th.autograd.grad(output.sum(), weights, retain_graph=True, materialize_grads=True)
+        with_gradients = {name for name, gradient in zip(names, gradients, strict=True) if gradient.any()}
         return {name.split(".")[0] for name in with_gradients} & {"pi_recurrent", "q_recurrent"}
 
     of_critic = {"an LSTM each": {"q_recurrent"}, "a shared LSTM": {"pi_recurrent"}, "a critic without": set()}

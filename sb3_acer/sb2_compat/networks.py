@@ -21,7 +21,8 @@ from stable_baselines3.common.preprocessing import (
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from torch import nn
 
-from sb3_acer.policies import MLP, ACERPolicy
+from sb3_acer.mlp import MLP
+from sb3_acer.policies import ACERPolicy
 from sb3_acer.sb2_compat.pickles import Record, listed, shown
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
