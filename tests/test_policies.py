@@ -18,8 +18,8 @@ from torch import nn
 
 from sb3_acer import ACER
 from sb3_acer.heads import DuelingHead, QHead
+from sb3_acer.mlp import MLP
 from sb3_acer.policies import (
-    MLP,
     ACERPolicy,
     CnnPolicy,
     Evaluation,
