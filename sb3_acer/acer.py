@@ -381,8 +381,6 @@ class ACER(StableBaselinesInterface):
         self._require_finite_update(update)
         policy.optimizer.step()
         average.flat.average(policy.flat, self.alpha)
-        for running, current in zip(average.buffers(), policy.buffers(), strict=True):
-            running.copy_(current)
         return update
 
     def settings(self) -> Settings:

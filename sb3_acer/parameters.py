@@ -43,6 +43,7 @@ class FlatParameters:
     """
 
     def __init__(self, module: nn.Module) -> None:
+        self._module = module
         self.parameters = list(module.parameters())
         groups: dict[Any, list[int]] = {}
         for index, parameter in enumerate(self.parameters):
@@ -59,6 +60,7 @@ class FlatParameters:
     def attach(self) -> None:
         """Make the views anew, after something has replaced the parameters' memory: a move to another device, say."""
         self.version += 1
+        self._buffers: list[th.Tensor] | None = None  # a copy's module may not be complete yet
         self._gradients: list[th.Tensor | None] = [None] * len(self.parameters)
         self._frozen: list[tuple[nn.Parameter, th.Tensor]] = []
         for vector, group in zip(self.vectors, self._groups, strict=True):
@@ -182,10 +184,19 @@ class FlatParameters:
 
     def average(self, other: "FlatParameters", alpha: float) -> None:
         """
-        theta <- alpha theta + (1 - alpha) theta', with theta' those of another module of the same layout.
+        theta <- alpha theta + (1 - alpha) theta', with theta' those of another module of the same layout. Buffers are
+        copied: the running means of batch normalisation, say.
 
         :param other: the other module's
         :param alpha: the decay, in [0, 1]
         """
         for own, theirs in zip(self.vectors, other.vectors, strict=True):
             own.data.lerp_(theirs.data, 1 - alpha)
+        for buffer, current in zip(self.buffers(), other.buffers(), strict=True):
+            buffer.copy_(current)
+
+    def buffers(self) -> list[th.Tensor]:
+        """The module's buffers. Walking through the modules to find them takes as long as a layer does."""
+        if self._buffers is None:
+            self._buffers = list(self._module.buffers())
+        return self._buffers

@@ -25,7 +25,7 @@ from torch import nn
 from sb3_acer.checks import check_choice, check_integer, require
 from sb3_acer.distributions import Family, make_family
 from sb3_acer.heads import DuelingHead, QHead
-from sb3_acer.mlp import MLP, Twin
+from sb3_acer.mlp import MLP, Twin, run
 from sb3_acer.parameters import FlatParameters
 from sb3_acer.recurrent import GRU, LSTM, Identity, LayerNormLSTM, Recurrent
 
@@ -462,7 +462,7 @@ class ACERPolicy(PredictionInterface):
         return latent, q_latent, th.cat((pi_states, q_states), -1)
 
     def _statistics(self, latent: th.Tensor) -> th.Tensor:
-        return self.family.statistics(self.pi_head(self.pi_net(latent)), self.log_std)
+        return self.family.statistics(run(self.twin.first, latent), self.log_std)
 
     def step(self, observations: PyTorchObs, states: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
         if not self.state_size:  # the critic has no state to update

@@ -68,7 +68,7 @@ def test_outputs_and_gradients_are_those_of_the_networks_one_by_one(
 @pytest.mark.parametrize("activation_fn", [nn.Tanh, nn.ReLU])
 def test_an_output_that_is_not_used_has_no_gradients(activation_fn: type[nn.Module]) -> None:
     networks = Networks(([5, 4], [5, 4]), activation_fn)
-    one, _ = networks.twin(*[th.ones(2, 3, dtype=th.float64)] * 2)
+    one, _ = networks.twin(*[th.randn(20, 3, generator=th.Generator().manual_seed(3)).double()] * 2)
     (one - 1).square().sum().backward()  # type: ignore[no-untyped-call]
     assert any(parameter.grad is not None and parameter.grad.any() for parameter in networks.first.parameters())
     assert not any(parameter.grad is not None and parameter.grad.any() for parameter in networks.second.parameters())
