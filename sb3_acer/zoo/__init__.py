@@ -1,1 +1,1 @@
-"""The command line: rl-zoo's scripts with ACER registered."""
+"""The command line: rl-zoo's scripts, with ACER registered."""

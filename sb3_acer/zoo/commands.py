@@ -1,8 +1,8 @@
 """
-The commands of ``sb3-acer``: rl-zoo's own scripts with their own arguments, ACER registered, and this package's
-hyperparameters filled in.
+The commands of ``sb3-acer``: rl-zoo's scripts with their arguments. ACER is registered, and the hyperparameters of this
+package are the default.
 
-Imported by the command line only, so that ``import sb3_acer`` needs none of what rl-zoo needs.
+Only the command line imports this module, so ``import sb3_acer`` does not need rl-zoo.
 """
 
 import argparse
@@ -34,11 +34,11 @@ from sb3_acer.zoo.study import open_storage, whole_path
 
 HYPERPARAMS = Path(__file__).parents[1] / "hyperparams" / "acer.yml"
 ZOO_PATH = Path(__file__).with_name("path")
-# `sb3-acer train` alone: a progress bar instead of tables; networks this small are fastest on one CPU core.
+# For `sb3-acer train` without arguments. Small networks are fastest on one CPU core.
 FIRST_RUN = ["--progress", "--log-interval=-2", "--n-eval-envs=5", "--device=cpu", "--num-threads=1"]
 
-# A trial is as good as its last evaluation, so that needs many episodes; the zoo evaluates once in 100,000 steps, which
-# lets the pruner see nothing of a short trial. One thread: what is left of a machine is for more workers.
+# The value of a trial is its last evaluation, so evaluations have many episodes. By default the zoo evaluates every
+# 100,000 steps, too rarely for the pruner to stop a short trial. One thread leaves the other cores to other workers.
 SEARCH = ["--optimize-hyperparameters", "--n-trials=100", "--n-startup-trials=20", "--n-evaluations=5"]
 SEARCH += ["--eval-episodes=20", "--n-eval-envs=5", "--num-threads=1"]
 
@@ -47,23 +47,24 @@ SAVED_LOGS = ["-a", "acer", "-e", "CartPole-v1", "-f", LOG_FOLDER]
 
 
 def find_agent(exp_id: int, folder: str, algo: str, env_name: Any, *which: Any) -> tuple[str, str, str]:
-    """The zoo's ``get_model_path``, which ends with one line where there is no agent.
+    """
+    The zoo's ``get_model_path``. If there is no such agent, exit with a message of one line.
 
-    :param env_name: huggingface_sb3's EnvironmentName
+    :param env_name: an EnvironmentName of huggingface_sb3
     """
     try:
         with redirect_stdout(StringIO()) as said:
             found = get_model_path(exp_id, folder, algo, env_name, *which)
     except (AssertionError, ValueError) as error:
-        if "rl-trained-agents" in folder:  # the zoo then tries to download it
+        if "rl-trained-agents" in folder:  # the zoo then downloads the agent
             raise
-        sys.exit(f"No saved agent: {error}. To make one: {command('train', algo, env_name.gym_id, folder)}")
+        sys.exit(f"No saved agent: {error}. To train one: {command('train', algo, env_name.gym_id, folder)}")
     print(said.getvalue(), end="")
     return found
 
 
 def run_zoo(name: str, script: Callable[[], object], defaults: list[str], arguments: list[str]) -> None:
-    """Run a script of the zoo; ``defaults`` come first, since argparse keeps the last of what is given twice."""
+    """Run a script of the zoo. ``defaults`` come first, since argparse keeps the last value of an option."""
     sys.argv = [f"sb3-acer {name}", *defaults, *arguments]
     try:
         script()
@@ -72,7 +73,7 @@ def run_zoo(name: str, script: Callable[[], object], defaults: list[str], argume
 
 
 def run_module(name: str, defaults: list[str], arguments: list[str]) -> None:
-    """Run a script of the zoo that has no function to call."""
+    """Run a script of the zoo that is a module without a main function."""
     draw_offscreen()
     script = partial(runpy.run_module, f"rl_zoo3.{name.replace('-', '_')}", run_name="__main__")
     with patch.object(rl_zoo3.utils, "get_model_path", find_agent), patch.object(subprocess, "call", call):
@@ -80,7 +81,10 @@ def run_module(name: str, defaults: list[str], arguments: list[str]) -> None:
 
 
 def call(program: Sequence[str], **kwargs: Any) -> int:
-    """``subprocess.call``; one of the zoo's scripts calls others where neither ACER nor this Python may be known."""
+    """
+    ``subprocess.call`` for scripts of the zoo that start others. Those run as ``python -m sb3_acer``, so they use this
+    Python and know ACER.
+    """
     for script, name in (("enjoy.py", "enjoy"), ("rl_zoo3.record_video", "record-video")):
         if script in program[:3]:
             sys.stdout.flush()
@@ -89,7 +93,7 @@ def call(program: Sequence[str], **kwargs: Any) -> int:
 
 
 def train(arguments: list[str]) -> None:
-    """train an agent, evaluate it and draw its learning curve (no arguments: CartPole-v1)"""
+    """train an agent, evaluate it and plot its learning curve (without arguments: on CartPole-v1)"""
     run_training("train", arguments or FIRST_RUN)
 
 
@@ -103,24 +107,25 @@ def run_training(name: str, arguments: list[str], n_runs: int = 1) -> None:
 
 
 def tune(arguments: list[str]) -> None:
-    """search for hyperparameters, alone or together with other machines
+    """search for hyperparameters, on one machine or several
 
-    The arguments are train's. A study is kept in --storage as --study-name, and every process that is given both works
-    at it: --n-trials each, --max-total-trials together. Its first trial has the entry's settings, as near as the search
-    comes to them. With --n-runs the value of a trial is the mean of so many runs, where one alone may be lucky. A study
-    that is there already goes on: another policy, number of steps or runs or set of fixed hyperparameters wants another
-    --study-name.
+    The arguments are those of train. The study is stored in --storage under the name --study-name. All processes that
+    are started with the same two work on the same study: --n-trials is the number of trials of each process,
+    --max-total-trials that of all together. The first trial has the settings of the environment's entry, or the nearest
+    ones in the ranges of the search. With --n-runs N, the value of a trial is the mean of N training runs, since a
+    single run may be lucky. An existing study is continued. Use another --study-name for another policy, number of
+    steps, number of runs or set of fixed hyperparameters.
 
     --storage is one of
 
-      FOLDER/NAME.log                              a journal file, for all who see the folder (default: in logs/ALGO)
+      FOLDER/NAME.log                              a journal file, for machines sharing the folder (default: logs/ALGO)
       sqlite:///FOLDER/NAME.db                     a database file, for a few workers on one machine
       postgresql://USER:PASSWORD@HOST/DATABASE     a server: pip install psycopg2-binary
       mysql+pymysql://USER:PASSWORD@HOST/DATABASE  a server: pip install pymysql
     """
     runs_parser = argparse.ArgumentParser("sb3-acer tune", add_help=False, allow_abbrev=False)
     runs_parser.add_argument("--n-runs", type=int, default=1)
-    runs, arguments = runs_parser.parse_known_args(arguments)  # the one argument that the zoo does not have
+    runs, arguments = runs_parser.parse_known_args(arguments)  # the only argument that is not the zoo's
     if runs.n_runs < 1:
         runs_parser.error(f"--n-runs must be at least 1, got {runs.n_runs}")
     parser = argparse.ArgumentParser(add_help=False)
@@ -129,47 +134,47 @@ def tune(arguments: list[str]) -> None:
     parser.add_argument("-f", "--log-folder", default=LOG_FOLDER)
     parser.add_argument("--storage")
     parser.add_argument("--study-name")
-    parser.add_argument("--seed")  # not for other workers, which would draw the same trials
+    parser.add_argument("--seed")  # not repeated: a worker with the same seed would draw the same trials
     options, others = parser.parse_known_args(arguments)
     env_name = options.env.replace("/", "-")
     storage = whole_path(options.storage or f"{options.log_folder}/{options.algo}/{env_name}.log")
     study_name = options.study_name or f"{options.algo}-{env_name}"
     study = ["--storage", storage, "--study-name", study_name]
 
-    def same(name: str, *more: str) -> str:
+    def command_line(name: str, *more: str) -> str:
         start = command(name, options.algo, options.env, options.log_folder)
         return f"{start} {shlex.join([*others, *study, *more])}"
 
     if not asks_for_help(arguments):
         repeated = ["--n-runs", str(runs.n_runs)] if runs.n_runs > 1 else []
-        print(f"To add a worker, here or on another machine: {same('tune', *repeated)}", flush=True)
+        print(f"To add a worker, here or on another machine: {command_line('tune', *repeated)}", flush=True)
     run_training("tune", [*SEARCH, *arguments, *study], runs.n_runs)
     best = optuna.load_study(storage=open_storage(storage), study_name=study_name).best_trial.number
-    print(f"To train with the best trial: {same('train', '--trial-id', str(best))}")
+    print(f"To train with the best trial: {command_line('train', '--trial-id', str(best))}")
 
 
 def enjoy(arguments: list[str]) -> None:
-    """watch a saved agent, or write a video of it where there is no screen"""
+    """watch a saved agent, or record a video of it if there is no screen"""
     with patch.multiple(rl_zoo3.enjoy, get_model_path=find_agent, create_test_env=watchable_env):
         run_zoo("enjoy", rl_zoo3.enjoy.enjoy, SAVED_AGENT, arguments)
 
 
 def plot_train(arguments: list[str]) -> None:
-    """plot how training went: reward, length or success of its episodes"""
+    """plot the reward, length or success rate of the training episodes"""
     from rl_zoo3.plots import plot_train
 
     plot("plot-train", plot_train, SAVED_LOGS, arguments)
 
 
 def all_plots(arguments: list[str]) -> None:
-    """plot the evaluations made while training, several agents together, and print a table"""
+    """plot the evaluations made during training, of one or more agents, and print a table"""
     from rl_zoo3.plots import all_plots
 
     plot("all-plots", all_plots, SAVED_LOGS, arguments)
 
 
 def plot_from_file(arguments: list[str]) -> None:
-    """plot what all-plots has written with --output, of two runs or more of each agent"""
+    """plot what all-plots has saved with --output, for at least two runs of each agent"""
     from rl_zoo3.plots import plot_from_file
 
     plot("plot-from-file", plot_from_file, [], arguments)
@@ -181,15 +186,15 @@ def plot(name: str, script: Callable[[], None], defaults: list[str], arguments: 
 
 
 def record_video(arguments: list[str]) -> None:
-    """write a video of a saved agent"""
+    """record a video of a saved agent"""
     run_module("record-video", SAVED_AGENT, arguments)
 
 
 def record_training(arguments: list[str]) -> None:
-    """write a video of how an agent has learnt: its checkpoints, one after another (train --save-freq)"""
+    """record a video of an agent's progress: its checkpoints (train --save-freq) one after another"""
     with ffmpeg_on_path() as found:
         if not found:
-            sys.exit("sb3-acer record-training: ffmpeg, which joins the videos, is not there: install ffmpeg")
+            sys.exit("sb3-acer record-training: ffmpeg is needed to join the videos: install ffmpeg")
         try:
             run_module("record-training", SAVED_AGENT, arguments)
         except AssertionError as error:
@@ -197,7 +202,7 @@ def record_training(arguments: list[str]) -> None:
 
 
 def benchmark(arguments: list[str]) -> None:
-    """evaluate every saved agent of --log-dir (not those of the hub) and write a table"""
+    """evaluate all saved agents in --log-dir (not those of the hub) and write a table"""
     run_module("benchmark", ["--no-hub", "--log-dir", LOG_FOLDER], arguments)
 
 
@@ -208,15 +213,16 @@ def push_to_hub(arguments: list[str]) -> None:
 
 
 def zoo_path(arguments: list[str]) -> None:
-    """print the folder that makes --algo acer known to rl-zoo's own commands, as their PYTHONPATH"""
+    """print a folder for PYTHONPATH, with which rl-zoo's own commands know --algo acer"""
     print(ZOO_PATH)
 
 
 def run_atari(arguments: list[str]) -> None:
-    """train on an Atari game, as stable-baselines' run_atari did
+    """train on an Atari game, like stable-baselines' run_atari
 
-    The folder then holds progress.csv, the scores of all games (*.monitor.csv), checkpoints, and agent.zip. Ctrl-C
-    saves as well, and --resume goes on from there; it knows the arguments of before, and takes others instead.
+    The output folder holds progress.csv, the scores of all games (*.monitor.csv), checkpoints and agent.zip. Ctrl-C
+    saves a checkpoint and ends training; --resume continues from the newest checkpoint, with the same arguments unless
+    others are given.
     """
     try:
         from sb3_acer.atari import run
@@ -259,7 +265,10 @@ def usage() -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Run a command line and return its exit code."""
+    """
+    :param arguments: of the command line: a command and its arguments
+    :return: the exit code
+    """
     if not arguments or asks_for_help(arguments[:1]):
         print(usage())
         return 0
@@ -272,6 +281,6 @@ def main(arguments: list[str]) -> int:
     register()
     try:
         COMMANDS[name](rest)
-    except KeyboardInterrupt:  # training saves its agent first: only what follows is cut short
+    except KeyboardInterrupt:  # train has saved its agent by then
         return 130
     return 0

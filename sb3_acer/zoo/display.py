@@ -1,4 +1,4 @@
-"""Films and pictures in place of windows, where there is no screen."""
+"""Videos and image files instead of windows, for machines without a screen."""
 
 import os
 import sys
@@ -17,27 +17,29 @@ from rl_zoo3.utils import create_test_env
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
-FILM_STEPS = 1000  # frames are kept in memory until the video is written: 0.7 MB each for CartPole
+FILM_STEPS = 1000  # frames stay in memory until the video is written: 0.7 MB each for CartPole
 
 
 def has_screen() -> bool:
-    """Whether a window can open, as far as it can be told: on Linux by the variables of X11 and Wayland."""
+    """Whether a window can be opened. On Linux, the environment variables of X11 and Wayland tell."""
     return not sys.platform.startswith("linux") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
 def draw_offscreen() -> None:
-    """Keep what draws environments from looking for a screen that is not there."""
+    """If there is no screen, make pygame and MuJoCo render without one."""
     if has_screen():
         return
-    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # else pygame looks for a screen, and says what it did not find
-    if find_library("EGL"):  # MuJoCo would try to open a window; its import fails if told of an EGL that is not there
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # otherwise pygame looks for a screen and prints errors
+    if find_library("EGL"):  # otherwise MuJoCo opens a window; without libEGL this setting makes its import fail
         os.environ.setdefault("MUJOCO_GL", "egl")
 
 
 class Film(VecEnvWrapper):
-    """Keeps a frame wherever the zoo draws on the screen, and writes them as a video when it closes.
+    """
+    Keeps a frame whenever the zoo renders the environment, and writes the frames as a video when it is closed.
 
-    :param path: where to write, without the suffix
+    :param venv: the environment
+    :param path: the video's path, without suffix
     """
 
     def __init__(self, venv: VecEnv, path: Path) -> None:
@@ -57,8 +59,8 @@ class Film(VecEnvWrapper):
             return
         try:
             frame = self.venv.render("rgb_array")
-        except Exception as error:  # without a screen each renderer fails in its own way, and the run can do without
-            print(f"No video: the environment cannot be drawn here ({error!r})")
+        except Exception as error:  # renderers raise different errors; the run does not need a video
+            print(f"No video: the environment cannot be rendered here ({error!r})")
             self.filming = False
             return
         if frame is not None:
@@ -74,7 +76,14 @@ class Film(VecEnvWrapper):
 
 
 def write_film(frames: list[np.ndarray], fps: float, path: Path) -> Path:
-    """Write an MP4, or a GIF where moviepy or its ffmpeg is missing; returns the file's path."""
+    """
+    Write an MP4 file, or a GIF file if moviepy or its ffmpeg is missing.
+
+    :param frames: RGB images, ``[height, width, 3]`` each
+    :param fps: frames per second
+    :param path: the file's path, without suffix
+    :return: the file's path
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     video = path.with_name(f"{path.name}.mp4")
     try:
@@ -92,19 +101,19 @@ def write_film(frames: list[np.ndarray], fps: float, path: Path) -> Path:
 
 
 def watchable_env(env_id: str, *, should_render: bool, **kwargs: Any) -> VecEnv:
-    """The zoo's ``create_test_env``, filmed where there is no screen to draw on."""
+    """The zoo's ``create_test_env``. To render without a screen, it records a video."""
     if not should_render or has_screen():
         return create_test_env(env_id, should_render=should_render, **kwargs)
-    print("No screen here (DISPLAY and WAYLAND_DISPLAY are not set): writing a video instead")
+    print("No screen (DISPLAY and WAYLAND_DISPLAY are not set): writing a video instead")
     draw_offscreen()
     kwargs["env_kwargs"] = {**kwargs["env_kwargs"], "render_mode": "rgb_array"}
-    statistics = Path(kwargs["stats_path"] or env_id.replace("/", "-"))  # RUN/ENV where the zoo has trained the agent
+    statistics = Path(kwargs["stats_path"] or env_id.replace("/", "-"))  # RUN/ENV for an agent that the zoo has trained
     return Film(create_test_env(env_id, **kwargs), statistics.parent / "videos" / statistics.name)
 
 
 @contextmanager
 def figures_saved(folder: Path) -> Iterator[None]:
-    """Where matplotlib cannot open windows, its ``show`` writes every open figure as a PNG and says where."""
+    """If matplotlib cannot open windows, its ``show`` saves all open figures as PNG files and prints their paths."""
     if plt.get_backend().lower() != "agg":
         yield
         return
@@ -116,7 +125,7 @@ def figures_saved(folder: Path) -> Iterator[None]:
             path = folder / f"{str(figure.get_label()).replace(' ', '_').replace('/', '-')}.png"
             figure.savefig(path, dpi=150)
             print(f"Figure: {path}")
-        plt.close("all")  # as the windows would be
+        plt.close("all")  # as a user closes windows
 
     with patch.object(plt, "show", save_figures):
         yield
@@ -124,9 +133,7 @@ def figures_saved(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def ffmpeg_on_path() -> Iterator[bool]:
-    """
-    moviepy's ffmpeg under the name that other programs call, where the system has none; yields whether there is one.
-    """
+    """If the system has no ffmpeg, put moviepy's on the PATH. Yields whether there is one."""
     if which("ffmpeg"):
         yield True
         return

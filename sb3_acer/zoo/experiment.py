@@ -1,4 +1,4 @@
-"""rl-zoo's experiment, which ends with a report: the agent's score, its learning curve, and the next command."""
+"""rl-zoo's experiment with a report at the end: the agent's score, its learning curve and the next command."""
 
 import sys
 from copy import copy
@@ -17,19 +17,19 @@ from stable_baselines3.common.results_plotter import X_TIMESTEPS, ts2xy, window_
 from sb3_acer.zoo.registration import N_ENVS_RANGE, nearest_trial, sample_acer_params, suggest
 from sb3_acer.zoo.study import begin_study, open_storage
 
-LOG_FOLDER = "logs"  # where the zoo's train saves; its other scripts would look in rl-trained-agents
+LOG_FOLDER = "logs"  # where the zoo's train saves; the default of its other scripts is rl-trained-agents
 EVAL_EPISODES = 100
 
 
 class TrialNumber(int):
-    """A number that is true even as 0, since the zoo would take trial 0 for none, and train with the entry's values."""
+    """A trial's number, true even if it is 0: the zoo would take trial 0 for no trial and use the entry's values."""
 
     def __bool__(self) -> bool:
         return True
 
 
 class Rerun:
-    """A trial that is run again: with the values it has, and judged by nothing on the way."""
+    """A trial that is run again with the same params; it is not pruned and reports no intermediate values."""
 
     def __init__(self, trial: optuna.Trial) -> None:
         self.trial = trial
@@ -45,10 +45,10 @@ class Rerun:
 
 
 class Experiment(ExperimentManager):
-    """The zoo's experiment, which ends with a report on what it has saved or found."""
+    """The zoo's experiment, which prints a report after training and tuning."""
 
     n_runs = 1
-    """runs of a trial: its value is their mean"""
+    """training runs of a trial, whose value is their mean"""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -56,13 +56,13 @@ class Experiment(ExperimentManager):
             self.trial_id = TrialNumber(self.trial_id)
 
     def objective(self, trial: optuna.Trial) -> float:
-        experiment = copy(self)  # trials run side by side in threads
+        experiment = copy(self)  # trials may run in parallel threads
         if self.algo == "acer":
             if "n_envs" not in (self.custom_hyperparams or {}):
                 suggest(trial, N_ENVS_RANGE)
                 experiment.n_envs = 2 ** trial.params["n_envs_pow"]
             sampled = sample_acer_params(trial, self.n_actions, experiment.n_envs, {})
-            # As train --trial-id will normalise; the zoo's trials take the entry's gamma.
+            # train --trial-id normalises with the trial's gamma; the zoo's trials would use the entry's.
             experiment.normalize_kwargs = {**self.normalize_kwargs, "gamma": sampled["gamma"]}
         rewards: list[float] = [super(Experiment, experiment).objective(trial)]
         for run in range(1, self.n_runs):
@@ -74,7 +74,7 @@ class Experiment(ExperimentManager):
 
     def hyperparameters_optimization(self) -> None:
         if self.storage:
-            storage = open_storage(self.storage)  # which the zoo would try once
+            storage = open_storage(self.storage)  # tries several times, the zoo only once
             if self.algo == "acer" and self.study_name:
                 begin_study(storage, self.study_name, nearest_trial(self._hyperparams, self.n_envs))
         try:
@@ -87,7 +87,7 @@ class Experiment(ExperimentManager):
         agent = f"{self.save_path}/{self.env_name}.zip"
         print(f"Agent: {agent}")
         self.draw_learning_curve()
-        if self.eval_freq > 0:  # else the user has asked for no evaluation, maybe because there is only one environment
+        if self.eval_freq > 0:  # otherwise the user has asked for no evaluation
             self.evaluate(model, agent)
         print(f"To watch the agent: {command('enjoy', self.algo, self.env_name.gym_id, self.log_folder)}")
 
@@ -95,7 +95,7 @@ class Experiment(ExperimentManager):
         kind = "deterministic" if self.deterministic_eval else "stochastic"
         print(f"Evaluating over {EVAL_EPISODES} episodes ({kind} actions)", flush=True)
         self.verbose = 0
-        self.trained_agent = agent  # the zoo then loads this run's VecNormalize statistics instead of starting new ones
+        self.trained_agent = agent  # makes the zoo load this run's VecNormalize statistics instead of starting new ones
         self.eval_env_kwargs = self.eval_env_kwargs or self.env_kwargs
         env = self.create_envs(self.n_eval_envs, eval_env=True)
         mean, std = evaluate_policy(model, env, EVAL_EPISODES, deterministic=self.deterministic_eval)
@@ -105,7 +105,7 @@ class Experiment(ExperimentManager):
     def draw_learning_curve(self) -> None:
         episodes = load_results(self.save_path)
         if len(episodes) == 0:
-            print("Learning curve: none, as no episode ended")
+            print("Learning curve: none, since no episode has ended")
             return
         steps, rewards = ts2xy(episodes, X_TIMESTEPS)
         figure = learning_curve(steps, rewards, f"{self.algo.upper()} on {self.env_name.gym_id}")
@@ -115,7 +115,13 @@ class Experiment(ExperimentManager):
 
 
 def learning_curve(steps: np.ndarray, rewards: np.ndarray, title: str) -> Figure:
-    """Every episode's reward and their running mean, over the environment steps taken."""
+    """
+    Plot the episodes' rewards and their running mean.
+
+    :param steps: environment steps taken until the end of each episode, ``[N]``
+    :param rewards: sum of the rewards of each episode, ``[N]``
+    :param title: title of the figure
+    """
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.add_subplot()
     axes.scatter(steps, rewards, s=9, color="tab:blue", alpha=0.3, linewidths=0, label="episode")
@@ -133,6 +139,6 @@ def learning_curve(steps: np.ndarray, rewards: np.ndarray, title: str) -> Figure
 
 
 def command(name: str, algo: str, env_id: str, folder: str) -> str:
-    """The command line that a user would type: without what is filled in anyway."""
+    """The command line that a user would type: without options that have their default value."""
     options = {"--algo": (algo, "acer"), "--env": (env_id, "CartPole-v1"), "-f": (folder, LOG_FOLDER)}
     return f"sb3-acer {name}" + "".join(f" {key} {value}" for key, (value, usual) in options.items() if value != usual)

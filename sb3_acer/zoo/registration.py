@@ -1,4 +1,4 @@
-"""What rl-zoo has to know of ACER: its class, and how its tuner draws and reads ACER's parameters."""
+"""What rl-zoo has to know of ACER: its class, and how the tuner samples hyperparameters and converts them."""
 
 import importlib
 import inspect
@@ -23,7 +23,7 @@ OPTIMIZERS = {"rmsprop": RMSpropTFLike, "adam": th.optim.Adam}
 
 Ranges = dict[str, IntDistribution | FloatDistribution | CategoricalDistribution]
 
-# The largest replay_start is below the smallest buffer_size: every draw can replay.
+# The largest replay_start is below the smallest buffer_size, so that every trial replays.
 RANGES: Ranges = {
     "n_steps_pow": IntDistribution(3, 6),
     "batch_size_pow": IntDistribution(2, 5),
@@ -43,14 +43,17 @@ RANGES: Ranges = {
     "activation_fn": CategoricalDistribution(list(ACTIVATIONS)),
     "optimizer": CategoricalDistribution(list(OPTIMIZERS)),
 }
-"""What a trial draws for every policy, with what learns fast in the middle; some as powers of 2 or distances from 1."""
+"""
+Ranges for every policy; the middle of each is where learning is usually fast. ``_pow`` marks exponents of 2,
+``one_minus_`` distances from 1.
+"""
 
 N_ENVS_RANGE: Ranges = {"n_envs_pow": IntDistribution(0, 3)}
 NOISE_RANGES: Ranges = {
     "log_std_init": FloatDistribution(-2.0, 1.0),
     "n_action_samples": IntDistribution(2, 16, log=True),
 }
-MEMORY_RANGES: Ranges = {
+RECURRENT_RANGES: Ranges = {
     "lstm_hidden_size_pow": IntDistribution(4, 8),
     "critic_lstm": CategoricalDistribution(["own", "shared", "none"]),
     "burn_in_share": CategoricalDistribution([0.0, 0.25, 0.5]),
@@ -58,7 +61,10 @@ MEMORY_RANGES: Ranges = {
 
 
 def convert_acer_params(sampled_params: dict[str, Any]) -> dict[str, Any]:
-    """A trial's raw ``params``, as a study stores them, as arguments of ACER, with ``n_envs`` where that was drawn."""
+    """
+    :param sampled_params: ``params`` of a trial, as a study stores them
+    :return: arguments of ACER, and ``n_envs`` if that was sampled
+    """
     hyperparams: dict[str, Any] = {}
     for name, value in sampled_params.items():
         if name.endswith("_pow"):
@@ -88,33 +94,34 @@ def sample_acer_params(
     trial: BaseTrial, n_actions: int, n_envs: int, additional_args: dict[str, Any]
 ) -> dict[str, Any]:
     """
-    Arguments of ACER drawn for a trial: the zoo's signature.
+    Sample arguments of ACER. The signature is the zoo's.
 
     :param trial: the trial
-    :param n_actions: dimension of continuous actions, 0 for others
-    :param n_envs: not read
-    :param additional_args: not read
+    :param n_actions: dimension of continuous actions; 0 for other action spaces
+    :param n_envs: not used
+    :param additional_args: not used
+    :return: arguments of ACER
     """
     suggest(trial, RANGES)
     if n_actions > 0:
         suggest(trial, NOISE_RANGES)
-    if has_memory(trial):
-        suggest(trial, MEMORY_RANGES)
+    if is_recurrent(trial):
+        suggest(trial, RECURRENT_RANGES)
     hyperparams = convert_acer_params(trial.params)
-    hyperparams.pop("n_envs", None)  # no argument of ACER
+    hyperparams.pop("n_envs", None)  # not an argument of ACER
     for name in ("n_steps", "batch_size", "buffer_size", "replay_start", "gamma", "alpha"):
         trial.set_user_attr(name, hyperparams[name])  # the zoo prints these beside the raw params
     return hyperparams
 
 
-def has_memory(trial: BaseTrial) -> bool:
-    """Whether the policy is recurrent: the zoo tells its samplers nothing of it, but writes it down in the study."""
-    study = getattr(trial, "study", None)  # a fixed trial has none
+def is_recurrent(trial: BaseTrial) -> bool:
+    """Whether the policy is recurrent, by its name, which the zoo stores in the study."""
+    study = getattr(trial, "study", None)  # a FixedTrial has none
     return study is not None and "Lstm" in study.user_attrs.get("policy", "")
 
 
 def suggest(trial: BaseTrial, ranges: Ranges) -> None:
-    """Draw ``trial.params`` from ``ranges``."""
+    """Sample a value from each range; ``trial.params`` then holds them."""
     for name, allowed in ranges.items():
         match allowed:
             case CategoricalDistribution():
@@ -127,12 +134,12 @@ def suggest(trial: BaseTrial, ranges: Ranges) -> None:
 
 def nearest_trial(hyperparams: dict[str, Any], n_envs: int) -> dict[str, Any]:
     """
-    The opposite of :func:`convert_acer_params`: raw params of a trial as near to these arguments as the ranges allow.
+    The inverse of :func:`convert_acer_params`. A number outside its range becomes the nearest bound. Values that no
+    range contains, such as another schedule or other widths of layers, are left out and therefore sampled.
 
-    What no range has a value for (a schedule by another name, layers of another width) is left out, to be drawn.
-
-    :param hyperparams: arguments of ACER; what is missing has its default
-    :param n_envs: the number of environments
+    :param hyperparams: arguments of ACER; the others have their defaults
+    :param n_envs: number of environments
+    :return: ``params`` of a trial
     """
     values = defaults_of(ACER) | hyperparams | {"n_envs": n_envs}
     options = defaults_of(ACERPolicy) | (values["policy_kwargs"] or {})
@@ -150,7 +157,7 @@ def nearest_trial(hyperparams: dict[str, Any], n_envs: int) -> dict[str, Any]:
         "burn_in_share": values["burn_in"] / values["n_steps"],
     }
     params: dict[str, Any] = {}
-    for name, allowed in (RANGES | N_ENVS_RANGE | NOISE_RANGES | MEMORY_RANGES).items():
+    for name, allowed in (RANGES | N_ENVS_RANGE | NOISE_RANGES | RECURRENT_RANGES).items():
         if name.endswith("_pow"):
             value = math.log2(values[name.removesuffix("_pow")])
         elif name.startswith("one_minus_"):
@@ -176,9 +183,8 @@ def key_of(value: Any, among: dict[str, Any]) -> str | None:
 
 def register() -> None:
     """
-    Make ACER an algorithm of rl-zoo in this process.
-
-    Every module of the zoo shares these dicts: they are changed, never replaced.
+    Register ACER as an algorithm of rl-zoo in this process. The dicts are changed in place, since all modules of the
+    zoo share them.
     """
     ALGOS["acer"] = ACER
     HYPERPARAMS_SAMPLER["acer"] = sample_acer_params
@@ -187,7 +193,10 @@ def register() -> None:
 
 
 def restore_generate_metadata() -> None:
-    """Give huggingface_sb3's function the name and the type that rl-zoo's push_to_hub knows, where it has others."""
+    """
+    Add the function ``generate_metadata`` to huggingface_sb3 if it is missing. rl-zoo's push_to_hub imports it; newer
+    versions have renamed it and return another type.
+    """
     hub = importlib.import_module("huggingface_sb3.push_to_hub")
     if not hasattr(hub, "generate_metadata"):
         hub.__dict__["generate_metadata"] = lambda *args: hub.__dict__["_generate_metadata"](*args).to_dict()

@@ -1,4 +1,4 @@
-"""Where a study of the tuner is kept, so that several workers can share it."""
+"""Storage of the tuner's studies, which several workers can share."""
 
 import random
 import sys
@@ -14,9 +14,11 @@ from sqlalchemy.exc import SQLAlchemyError
 
 def open_storage(storage: str, attempts: int = 8) -> BaseStorage:
     """
-    A study's storage: a journal file, whose name ends in .log, or a database by its URL.
+    Open a storage of studies. If several workers open a new database at the same time, all of them try to create its
+    tables and only the first succeeds. The others wait and try again.
 
-    Workers that start at once on a new database all make its tables: who comes second fails, and finds them later.
+    :param storage: path of a journal file, which ends in .log, or URL of a database
+    :param attempts: number of attempts
     """
     if storage.endswith(".log"):
         Path(storage).parent.mkdir(parents=True, exist_ok=True)
@@ -31,14 +33,14 @@ def open_storage(storage: str, attempts: int = 8) -> BaseStorage:
 
 
 def begin_study(storage: BaseStorage, name: str, params: dict[str, Any]) -> None:
-    """Make a study, if there is none of that name, whose first trial will have these params."""
+    """Create a study whose first trial has these params, unless there is a study of that name."""
     if name not in optuna.get_all_study_names(storage):
         study = optuna.create_study(storage=storage, study_name=name, direction="maximize", load_if_exists=True)
-        study.enqueue_trial(params, skip_if_exists=True)  # workers that start at once are several here
+        study.enqueue_trial(params, skip_if_exists=True)  # several workers may get here at once
 
 
 def whole_path(storage: str) -> str:
-    """A study's storage as a worker in another folder has to name it."""
+    """The name of a storage for a worker in another folder: relative paths become absolute."""
     path = storage.removeprefix("sqlite:///")
     if path == storage and not storage.endswith(".log"):
         if "://" not in storage:

@@ -1,4 +1,4 @@
-"""What the tests of the command line share: runs of it, and the folders that they leave."""
+"""Runs of the command line, and the folders that they leave."""
 
 import os
 import subprocess
@@ -55,7 +55,7 @@ def sb3_acer(*arguments: str, cwd: Path, eval_episodes: int = 2) -> str:
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A folder in which a short training has run, and what it has printed."""
+    """A folder with a short training run, and what it printed."""
     folder = tmp_path_factory.mktemp("trained")
     run = ("train", *SHORT_RUN, "--n-eval-envs", "5")
     return folder, sb3_acer(*run, cwd=folder, eval_episodes=experiment.EVAL_EPISODES)
@@ -63,7 +63,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 @pytest.fixture(scope="session")
 def continued(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A folder in which a training with all that is saved on the way has run, then another that goes on from there."""
+    """A folder with a run that saves everything and a second run that continues it; what the second one printed."""
     folder = tmp_path_factory.mktemp("continued")
     saved = ("-tb", "tensorboard", "--log-interval", "1", "--save-freq", "200", "--save-replay-buffer")
     evaluated = ("--eval-freq", "100", "--eval-episodes", "3", "--n-eval-envs", "2")
@@ -74,7 +74,7 @@ def continued(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 @pytest.fixture
 def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working folder for a command that runs in this process."""
+    """An empty working directory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", sys.argv)
     return tmp_path
@@ -82,7 +82,7 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def children(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
-    """``python -m sb3_acer`` runs in this process instead of a child process; the arguments of each run."""
+    """Makes ``python -m sb3_acer`` run in this process instead of a new one; returns the arguments of each run."""
     runs: list[tuple[str, ...]] = []
     run = subprocess.run
 
@@ -106,7 +106,7 @@ def finished_trials(storage: str, study_name: str = "acer-CartPole-v1") -> list[
 
 
 def arguments_of_train(*arguments: str, command: str = "train") -> list[str]:
-    """What the zoo's train finds in ``sys.argv``."""
+    """The arguments that the zoo's train finds in ``sys.argv``."""
     seen: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", sys.argv)

@@ -1,4 +1,4 @@
-"""The command line: rl-zoo's own scripts, with ACER in them."""
+"""The commands: rl-zoo's scripts with ACER registered."""
 
 import shlex
 import shutil
@@ -30,9 +30,9 @@ NEEDS += [(command, name) for command, names in REQUIRED_BY.items() for name in 
 
 @pytest.fixture(scope="module")
 def without_extras(tmp_path_factory: pytest.TempPathFactory) -> "subprocess.CompletedProcess[str]":
-    """The package and then its command line, where no extra is installed."""
+    """Imports the package and runs a command where no extra is installed."""
     extras = (*REQUIRED, "optuna", "moviepy", "seaborn", "scipy", "cv2")
-    hide = "; ".join(f"sys.modules[{name!r}] = None" for name in extras)  # Python's own way to make an import fail
+    hide = "; ".join(f"sys.modules[{name!r}] = None" for name in extras)  # makes the import fail
     package = "import sb3_acer; print(sb3_acer.ACER.__name__, 'ale_py' in sys.modules)"
     command = "sys.argv[1:] = ['train']; runpy.run_module('sb3_acer', run_name='__main__')"
     return python("-c", f"import runpy, sys; {hide}; {package}; {command}", cwd=tmp_path_factory.mktemp("bare"))
@@ -131,7 +131,7 @@ def test_tune_is_train_with_a_search_and_a_place_for_it(shell: Path, capsys: pyt
         *given,
         *study,
     ]
-    # Another worker with the same seed would draw the same trials.
+    # A worker with the same seed would draw the same trials.
     more = f"--env Pendulum-v1 -f here -params normalize:True {shlex.join(study)}"
     printed = capsys.readouterr().out.splitlines()
     assert printed == [
@@ -184,7 +184,7 @@ def test_no_saved_agent_is_one_line_that_names_the_command_that_makes_one(
     with pytest.raises(SystemExit) as exit_info:
         commands.main(["enjoy", *arguments])
     assert str(exit_info.value).startswith("No saved agent")
-    assert str(exit_info.value).endswith(f"To make one: {remedy}")
+    assert str(exit_info.value).endswith(f"To train one: {remedy}")
     assert len(str(exit_info.value).splitlines()) == 1
     assert capsys.readouterr().out == ""
 
@@ -218,7 +218,7 @@ def test_record_training_joins_a_video_of_each_checkpoint(
 def test_without_ffmpeg_record_training_says_so_at_once(shell: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.setitem(sys.modules, "moviepy.config", None)
-    with pytest.raises(SystemExit, match=r"ffmpeg, which joins the videos, is not there: install ffmpeg$"):
+    with pytest.raises(SystemExit, match=r"ffmpeg is needed to join the videos: install ffmpeg$"):
         commands.main(["record-training"])
 
 
@@ -251,7 +251,7 @@ def test_benchmark_evaluates_every_saved_agent(continued: tuple[Path, str], chil
 
 
 class Hub:
-    """As much of the Hugging Face hub as an upload needs, in memory."""
+    """The part of the Hugging Face hub that an upload needs, in memory."""
 
     uploads: list[tuple[str, Path]]
 

@@ -1,4 +1,4 @@
-"""Videos and pictures where there is no screen."""
+"""Videos and image files on machines without a screen."""
 
 import os
 import sys
@@ -32,7 +32,7 @@ def test_only_a_screen_that_is_not_there_is_replaced(
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setenv("DISPLAY", screen)
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
-    for name in ("SDL_VIDEODRIVER", "MUJOCO_GL"):  # which the code sets, and which are to be put back
+    for name in ("SDL_VIDEODRIVER", "MUJOCO_GL"):  # set by the code: this restores them afterwards
         monkeypatch.setenv(name, "dummy")
     monkeypatch.setattr(display, "create_test_env", create_test_env)
     given: dict[str, Any] = {"stats_path": str(tmp_path / "CartPole-v1"), "env_kwargs": {"render_mode": None}}
@@ -82,7 +82,7 @@ def test_the_ffmpeg_of_the_system_is_preferred(tmp_path: Path, monkeypatch: pyte
 
 @pytest.fixture(scope="module")
 def plotted(continued: tuple[Path, str]) -> tuple[Path, str]:
-    """A folder in which every plot has been drawn, and what was printed."""
+    """A folder with all plots, and what the commands printed."""
     folder = continued[0]
     printed = sb3_acer("plot-train", "-w", "3", cwd=folder)
     printed += sb3_acer("all-plots", "--no-million", "-o", "results", cwd=folder)
@@ -104,7 +104,7 @@ def test_without_a_screen_plots_are_pictures(plotted: tuple[Path, str]) -> None:
 def test_plots_show_every_run(plotted: tuple[Path, str], monkeypatch: pytest.MonkeyPatch) -> None:
     shown = []
     monkeypatch.setattr(plt, "show", lambda: shown.append(plt.gca().get_legend_handles_labels()[1]))
-    monkeypatch.setattr(plt, "get_backend", lambda: "TkAgg")  # a screen: figures stay with matplotlib
+    monkeypatch.setattr(plt, "get_backend", lambda: "TkAgg")  # as with a screen: no files
     sb3_acer("plot-train", "-w", "3", cwd=plotted[0])
     plt.close("all")
     assert [sorted(names) for names in shown] == [["CartPole-v1_1", "CartPole-v1_2"]]

@@ -1,4 +1,4 @@
-"""What training and tuning leave behind and report."""
+"""What training and tuning save and report."""
 
 import shlex
 from pathlib import Path
@@ -16,7 +16,7 @@ from sb3_acer.zoo import commands, experiment, registration
 from sb3_acer.zoo.registration import convert_acer_params
 from tests.zoo.conftest import HYPERPARAMS, SEARCH, SHORT_RUN, finished_trials, sb3_acer
 
-# Its episodes have 200 steps.
+# Episodes of 200 steps: one environment and one episode are enough.
 PENDULUM = ("--env", "Pendulum-v1", "--n-eval-envs", "1", "--eval-episodes", "1")
 
 
@@ -164,9 +164,9 @@ def test_an_agent_can_be_trained_with_any_trial_of_a_search(shell: Path) -> None
     assert last.startswith("To train with the best trial: sb3-acer train ")
     assert last.endswith(f" --trial-id {best}")
     words = shlex.split(last.removeprefix("To train with the best trial: sb3-acer "))
-    for trial in trials:  # trial 0, which the zoo would take for none, among them
+    for trial in trials:  # including trial 0, which the zoo would take for no trial
         sb3_acer(*words[:-1], str(trial.number), "-n", "100", cwd=shell)
-        run = shell / f"logs/acer/CartPole-v1_{trial.number + 2}"  # the search has made the first
+        run = shell / f"logs/acer/CartPole-v1_{trial.number + 2}"  # run 1 is the search
         config = dict(yaml.unsafe_load((run / "CartPole-v1/config.yml").read_text()))
         assert config == HYPERPARAMS["CartPole-v1"] | convert_acer_params(trial.params)
         assert len(list(run.glob("*.monitor.csv"))) == config["n_envs"] == 2 ** trial.params["n_envs_pow"]
@@ -229,14 +229,14 @@ def test_the_number_of_environments_is_not_drawn_where_it_is_given(shell: Path) 
 
 
 class Broken(gym.Wrapper[Any, Any, Any, Any]):
-    """Of the environments made, those of the first trial's training give rewards that are not numbers."""
+    """The training environment of the first trial returns NaN rewards."""
 
     n_made = 0
 
     def __init__(self) -> None:
         super().__init__(gym.make("CartPole-v1"))
         Broken.n_made += 1
-        self.is_broken = Broken.n_made == 2  # the first tells the zoo the action space
+        self.is_broken = Broken.n_made == 2  # from the first, the zoo takes the action space
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         observation, reward, *rest = super().step(action)

@@ -1,4 +1,4 @@
-"""ACER in rl-zoo: its tables, the tuner's draws, and the entries of hyperparameters."""
+"""ACER in rl-zoo: registration, the tuner's samples, and the entries of hyperparameters."""
 
 import warnings
 from argparse import Namespace
@@ -22,12 +22,12 @@ from sb3_acer.zoo import commands, registration
 from sb3_acer.zoo.registration import convert_acer_params, nearest_trial, sample_acer_params
 from tests.zoo.conftest import HYPERPARAMS
 
-# Of each entry that names no environment, one that the zoo takes for it.
+# Environments for the entries that are not named after one.
 STAND_INS = MappingProxyType({"default": "BipedalWalker-v3", "atari": "ALE/Pong-v5"})
 
 
 def new_study(seed: int, policy: str = "MlpPolicy") -> optuna.Study:
-    """As the zoo begins one."""
+    """A study as the zoo creates it."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed))
     study.set_user_attr("policy", policy)
@@ -74,7 +74,7 @@ def test_every_draw_is_an_acer_that_replays(policy: str, env_id: str) -> None:
     for _ in range(5):
         sampled = sample_acer_params(study.ask(), SPACES[env_id], 1, {})
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # ACER warns where replay can never start
+            warnings.simplefilter("error")  # ACER warns if replay can never start
             model = ACER(policy, env_id, **sampled)
         for name in sampled.keys() - {"lr_schedule", "policy_kwargs"}:
             assert getattr(model, name) == sampled[name]
@@ -156,7 +156,7 @@ def test_every_entry_has_what_the_zoo_needs() -> None:
     assert all(entry["n_timesteps"] >= 1 for entry in HYPERPARAMS.values())
 
 
-# Copies: the zoo takes things out of what a module holds.
+# Copies, since the zoo removes keys from the dict of a module.
 ENTRIES = [
     pytest.param(config, name, dict(settings), id=f"{config_name}-{name}")
     for config_name, config, entries in (

@@ -1,11 +1,11 @@
 """
-Registers ACER in rl-zoo's own commands, wherever this folder is on ``PYTHONPATH``::
+Registers ACER in rl-zoo's own commands, if this folder is on ``PYTHONPATH``::
 
     export PYTHONPATH=$(sb3-acer zoo-path)
     python -m rl_zoo3.train --algo acer -conf sb3_acer.hyperparams --env CartPole-v1
 
-Python imports a module of this name when it starts. rl-zoo's own door, a module ``custom_envs``, is not for everyone:
-record_training and load_from_hub make their parsers without opening it, and a user's own module of that name shuts it.
+Python imports a module of this name when it starts. rl-zoo's own hook, a module ``custom_envs``, does not suffice:
+record_training and load_from_hub make their parsers without it, and a user may have a module of that name.
 """
 
 import importlib.util
@@ -17,7 +17,7 @@ from types import ModuleType
 
 
 class Registration:
-    """Finds rl_zoo3 where Python would, and registers ACER as soon as the package is there."""
+    """Import hook that finds rl_zoo3 as Python would, and registers ACER as soon as the package is imported."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name != "rl_zoo3":
@@ -38,7 +38,7 @@ class Registration:
 
 
 def run_the_other() -> None:
-    """Another module of this name, of the system or of an editor, runs as it would without this one."""
+    """Run the ``sitecustomize`` that Python would find without this folder, for example the system's or an editor's."""
     here = Path(__file__).parent
     spec = PathFinder.find_spec(__name__, [entry for entry in sys.path if Path(entry).absolute() != here])
     if spec is not None and spec.loader is not None:

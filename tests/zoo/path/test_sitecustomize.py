@@ -1,4 +1,4 @@
-"""rl-zoo's own commands, with this folder on their path."""
+"""rl-zoo's own commands, with the folder on their path."""
 
 import sys
 from pathlib import Path
@@ -14,7 +14,7 @@ from tests.zoo.conftest import HYPERPARAMS, SHORT_RUN, python, sb3_acer
 
 SCRIPTS = ("enjoy", "record_video", "record_training", "push_to_hub", "load_from_hub")
 TRAIN = ("--algo", "acer", "-conf", "sb3_acer.hyperparams", *SHORT_RUN)
-# Each script runs in a fork of one process, which has imported what they need, and nothing of rl-zoo.
+# Runs each script in a fork of a process that has imported what the scripts need except rl_zoo3, which saves time.
 FORKS = """
 import multiprocessing, runpy, sys
 import huggingface_sb3, matplotlib.pyplot, optuna, pandas, sb3_acer
@@ -42,7 +42,7 @@ class Forked(NamedTuple):
 
 @pytest.fixture(scope="module")
 def forked(tmp_path_factory: pytest.TempPathFactory) -> Forked:
-    """The scripts with this folder on their path."""
+    """Runs of the scripts with the folder on their path."""
     folder = tmp_path_factory.mktemp("forked")
     result = python("-c", FORKS, " ".join(TRAIN), *SCRIPTS, cwd=folder, path=(commands.ZOO_PATH,))
     assert result.returncode == 0, result.stderr
