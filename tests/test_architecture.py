@@ -120,7 +120,7 @@ def test_the_tests_mirror_the_package() -> None:
     tests = Path(__file__).parent
     for path in tests.rglob("test_*.py"):
         tested = PACKAGE / path.relative_to(tests).with_name(path.name.removeprefix("test_"))
-        assert tested.is_file() or path.stem in ("test_architecture", "test_golden", "test_learning"), path
+        assert tested.is_file() or path.stem in ("test_architecture", "test_benchmarks", "test_golden", "test_learning"), path
 
 
 def test_the_library_imports_no_optional_dependency() -> None:

@@ -1,21 +1,28 @@
 """What the tuned entries of `hyperparams/acer.yml` reach: minutes to an hour each, `pytest -m slow`."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from benchmarks.learning import run
+from benchmarks.outcome import LOG, read_outcome
 
 pytestmark = pytest.mark.slow
 
 
-def means(env_id: str, seeds: range) -> list[float]:
-    """Mean reward of the final agent over 100 episodes, a seed."""
-    arguments = ["--env", env_id, "--n-eval-envs", "5", "--eval-freq", "25000"]
-    return [float(run(seed, arguments)[0]["mean_reward"]) for seed in seeds]
+def mean_reward(env_id: str, seed: int, folder: Path) -> float:
+    """Of the final agent, over 100 episodes."""
+    folder.mkdir()
+    line = f"-m sb3_acer train --env {env_id} --seed {seed} --n-eval-envs 5 --eval-freq 25000 --num-threads 1"
+    with (folder / LOG).open("wb") as log:
+        subprocess.run([sys.executable, *line.split(), "--device", "cpu", "-f", folder], stdout=log, check=True)
+    return float(read_outcome(folder).scores[0].mean)
 
 
-def test_cartpole_is_solved_within_30_000_steps_on_every_seed() -> None:
-    assert min(means("CartPole-v1", range(5))) >= 475
+def test_cartpole_is_solved_within_30_000_steps_on_every_seed(tmp_path: Path) -> None:
+    assert min(mean_reward("CartPole-v1", seed, tmp_path / str(seed)) for seed in range(5)) >= 475
 
 
 @pytest.mark.parametrize(
@@ -30,5 +37,5 @@ def test_cartpole_is_solved_within_30_000_steps_on_every_seed() -> None:
         ("InvertedPendulum-v5", 950),
     ],
 )
-def test_tasks_are_learnt_by_the_mean_of_three_seeds(env_id: str, at_least: float) -> None:
-    assert np.mean(means(env_id, range(3))) >= at_least
+def test_tasks_are_learnt_by_the_mean_of_three_seeds(env_id: str, at_least: float, tmp_path: Path) -> None:
+    assert np.mean([mean_reward(env_id, seed, tmp_path / str(seed)) for seed in range(3)]) >= at_least
