@@ -4,7 +4,7 @@ import sys
 from importlib import import_module
 from importlib.util import find_spec
 
-# What rl-zoo's scripts cannot start without, all of them and some; not all of it is declared by rl_zoo3.
+# Packages that rl-zoo's scripts need; rl_zoo3 does not declare all of them.
 REQUIRED = ("rl_zoo3", "tqdm", "rich", "requests")
 REQUIRED_BY = {
     "plot-train": ("seaborn", "scipy"),
@@ -16,7 +16,7 @@ REQUIRED_BY = {
 }
 
 
-# Commands that are none of rl-zoo's, by the modules that they are in.
+# The modules of the commands that are not rl-zoo's.
 OWN = {"migrate": "sb3_acer.sb2_compat.migration", "run-atari": "sb3_acer.atari.run"}
 
 

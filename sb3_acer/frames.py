@@ -1,4 +1,4 @@
-"""Observations that are stacks of frames: which they are, and how they are taken apart and put together."""
+"""Observations that are stacks of frames: how to detect them, split them into frames and join them again."""
 
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecFrameStac
 
 
 class FrameStack(NamedTuple):
-    """The last frames, oldest first, side by side along the first or the last axis of an observation."""
+    """The last frames, oldest first, concatenated along the first or the last axis of an observation."""
 
     n_frames: int
     """k, the number of frames"""
@@ -21,7 +21,7 @@ class FrameStack(NamedTuple):
     def split(self, stacks: np.ndarray) -> np.ndarray:
         """
         :param stacks: observations, ``[N, ...]``
-        :return: their frames, ``[N, k, ...]``: a view
+        :return: their frames, ``[N, k, ...]``; a view
         """
         if self.axis == 0:
             return stacks.reshape(len(stacks), self.n_frames, -1, *stacks.shape[2:])
@@ -30,15 +30,15 @@ class FrameStack(NamedTuple):
     def join(self, frames: th.Tensor) -> th.Tensor:
         """
         :param frames: ``[N, k, ...]``
-        :return: the observations whose frames they are, ``[N, ...]``
+        :return: the observations that consist of these frames, ``[N, ...]``
         """
         return frames.flatten(1, 2) if self.axis == 0 else frames.movedim(1, -2).flatten(-2)
 
     def goes_on(self, stacks: np.ndarray, earlier: np.ndarray) -> np.ndarray:
         """
         :param stacks: observations, ``[N, ...]``
-        :param earlier: those of one step before, ``[N, ...]``
-        :return: whether they differ by one new frame only, bool, ``[N]``
+        :param earlier: the observations one step before, ``[N, ...]``
+        :return: whether each is the earlier one without its oldest frame and with one new frame, bool, ``[N]``
         """
         same = self.split(stacks)[:, :-1] == self.split(earlier)[:, 1:]
         return np.asarray(same.reshape(len(same), -1).all(1))
@@ -46,13 +46,14 @@ class FrameStack(NamedTuple):
 
 def make_frame_stack(space: spaces.Space[Any], n_frames: int, strict: bool = True) -> FrameStack | None:
     """
-    How the observations of a space would be stacks of frames.
+    The frame stack of an observation space, for a given number of frames.
 
     :param space: the observation space
     :param n_frames: number of frames
-    :param strict: whether the number of frames has to divide that of the channels
-    :return: None if they are no images, whose frames would be no more than a few numbers, or if there is one frame
-    :raises ValueError: if it does not, and if there are no frames
+    :param strict: whether a number of frames that does not divide the channels is an error
+    :return: None if there is one frame, if the observations are not images (their frames would be a few numbers), and
+        if the number of frames does not divide the channels and ``strict`` is False
+    :raises ValueError: if ``n_frames`` is less than 1, and if it does not divide the channels and ``strict`` is True
     """
     if n_frames < 1:
         raise ValueError(f"frame_stack must be at least 1, got {n_frames!r}")
@@ -72,7 +73,7 @@ def make_frame_stack(space: spaces.Space[Any], n_frames: int, strict: bool = Tru
 def find_frame_stack(env: VecEnv) -> int:
     """
     :param env: a vectorised environment
-    :return: how many frames its observations are made of, as its wrappers tell; 1 if none does
+    :return: number of frames of its observations according to its wrappers; 1 if none stacks frames
     """
     layer: Any = env
     while isinstance(layer, VecEnvWrapper):
