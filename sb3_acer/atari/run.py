@@ -27,11 +27,11 @@ SETTINGS = "run-atari.json"
 
 class Run(BaseCallback):
     """
-    Writes the scores of finished games, saves checkpoints, and ends training when a signal comes.
+    Writes the scores of finished games, saves checkpoints, and ends training on a signal.
 
-    :param folder: where to
-    :param save_freq: steps between two checkpoints
-    :param t_start: when the environment was made
+    :param folder: output folder
+    :param save_freq: steps between checkpoints
+    :param t_start: time at which the environment was made, seconds since the epoch
     """
 
     model: ACER
@@ -41,16 +41,17 @@ class Run(BaseCallback):
         self.folder = folder
         self.save_freq = save_freq
         self.t_start = t_start
-        self.stopped = 0  # the number of the signal
+        self.stopped = 0  # number of the signal that was received
 
     def stop(self, signum: int, frame: FrameType | None) -> None:
+        """Signal handler: the first signal ends training after the next step, a second one at once."""
         if self.stopped:
             raise KeyboardInterrupt
         self.stopped = signum
 
     def _on_training_start(self) -> None:
         self.next_save = self.num_timesteps + self.save_freq
-        # A file for each part of the run, as the times in it count from its start.
+        # A file for each part of a resumed run, since the times in a file count from one start.
         name = str(self.folder / f"{self.num_timesteps}")
         self.scores = ResultsWriter(name, {"t_start": self.t_start}, extra_keys=("steps",))
 
@@ -71,8 +72,11 @@ class Run(BaseCallback):
 
 def save_checkpoint(model: ACER, folder: Path) -> None:
     """
-    Save an agent with its replay buffer, under the names that SB3's CheckpointCallback gives them. Only the newest
-    checkpoint keeps its buffer, and there is one at any time, whenever the program is killed.
+    Save an agent and its replay buffer, under the names that SB3's CheckpointCallback uses. Only the newest checkpoint
+    keeps its buffer. A complete checkpoint exists at any time, even if the program is killed while this runs.
+
+    :param model: the agent
+    :param folder: output folder
     """
     buffer, agent = _checkpoint(folder, model.num_timesteps)
     model.save_replay_buffer(folder / "unfinished.pkl")
@@ -85,7 +89,10 @@ def save_checkpoint(model: ACER, folder: Path) -> None:
 
 
 def find_checkpoint(folder: Path) -> tuple[Path, Path] | None:
-    """The newest checkpoint's replay buffer and agent, if there is one."""
+    """
+    :param folder: output folder of a run
+    :return: paths of the newest checkpoint's replay buffer and agent, None if there is no checkpoint
+    """
     steps = [int(path.stem.split("_")[1]) for path in folder.glob(_checkpoint(folder, "*")[1].name)]
     return next((pair for pair in (_checkpoint(folder, n) for n in sorted(steps)[::-1]) if pair[0].exists()), None)
 
@@ -100,24 +107,26 @@ def make_parser() -> argparse.ArgumentParser:
 
     parser = argparse.ArgumentParser("sb3-acer run-atari", formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--env", default="BreakoutNoFrameskip-v4", help="id of the environment")
-    parser.add_argument("--seed", type=int, default=0, help="of all random draws")
+    parser.add_argument("--seed", type=int, default=0, help="seed of all random numbers")
     parser.add_argument("--num-timesteps", type=whole, default=10_000_000, help="steps of all games together")
-    parser.add_argument("--policy", choices=POLICIES, default="cnn", help="architecture of the policy")
+    parser.add_argument("--policy", choices=POLICIES, default="cnn", help="network of the policy")
     parser.add_argument("--lr_schedule", "--lr-schedule", choices=["constant", "linear"], default="constant")
-    parser.add_argument("--tuned", action="store_true", help="the settings of acer.yml instead of stable-baselines'")
-    parser.add_argument("--logdir", help="folder for logs and agents (default: logs/run-atari/ENV_SEED)")
-    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in the folder")
-    parser.add_argument("--save-freq", type=whole, default=500_000, help="steps between two checkpoints")
-    parser.add_argument("--log-interval", type=whole, default=100, help="rollouts between two logs")
-    parser.add_argument("--n-envs", type=whole, default=16, help="games side by side")
-    parser.add_argument("--buffer-size", type=whole, default=5000, help="steps of all games at once that are kept")
-    parser.add_argument("--device", default="auto", help="of the networks")
+    parser.add_argument("--tuned", action="store_true", help="settings of acer.yml instead of stable-baselines'")
+    parser.add_argument("--logdir", help="output folder (default: logs/run-atari/ENV_SEED)")
+    parser.add_argument("--resume", action="store_true", help="continue from the output folder's newest checkpoint")
+    parser.add_argument("--save-freq", type=whole, default=500_000, help="environment steps between checkpoints")
+    parser.add_argument("--log-interval", type=whole, default=100, help="rollouts between logs")
+    parser.add_argument("--n-envs", type=whole, default=16, help="games played in parallel")
+    parser.add_argument("--buffer-size", type=whole, default=5000, help="steps of each game that are stored")
+    parser.add_argument("--device", default="auto", help="device of the networks")
     return parser
 
 
 def tuned() -> dict[str, Any]:
-    """The ``atari`` entry of acer.yml: its arguments of ACER, and the number of games."""
-    from sb3_acer.hyperparams import hyperparams  # needs PyYAML, of the atari extra
+    """
+    :return: the ``atari`` entry of acer.yml: arguments of ACER, and the number of games
+    """
+    from sb3_acer.hyperparams import hyperparams  # needs PyYAML, which the atari extra installs
 
     others = ("env_wrapper", "frame_stack", "policy", "n_timesteps")
     entry = {name: value for name, value in hyperparams["atari"].items() if name not in others}
@@ -125,7 +134,11 @@ def tuned() -> dict[str, Any]:
 
 
 def parse(arguments: list[str]) -> tuple[argparse.Namespace, Path]:
-    """The options, of the run that is continued where they are not given, and its folder."""
+    """
+    :param arguments: of the command line
+    :return: the options and the output folder; with ``--resume``, options that are not given are those of the run that
+        is continued
+    """
     parser = make_parser()
     options = parser.parse_args(arguments)
     if options.tuned:
@@ -135,15 +148,18 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, Path]:
     settings = folder / SETTINGS
     if not options.resume:
         if settings.exists():
-            sys.exit(f"sb3-acer run-atari: a run is in {folder}: go on with --resume, or give another --logdir")
+            sys.exit(f"sb3-acer run-atari: {folder} has a run: continue it with --resume, or use another --logdir")
         return options, folder
     if find_checkpoint(folder) is None:
-        sys.exit(f"sb3-acer run-atari: no checkpoint to go on from in {folder}")
+        sys.exit(f"sb3-acer run-atari: {folder} has no checkpoint to resume from")
     parser.set_defaults(**json.loads(settings.read_text()))
     return parser.parse_args(arguments), folder
 
 
 def make_agent(options: argparse.Namespace, folder: Path, env: VecEnv) -> ACER:
+    """
+    :return: a new agent, or with ``--resume`` that of the newest checkpoint in the folder, with its replay buffer
+    """
     checkpoint = find_checkpoint(folder) if options.resume else None
     if checkpoint is None:
         settings = tuned() if options.tuned else {}
@@ -160,15 +176,13 @@ def make_agent(options: argparse.Namespace, folder: Path, env: VecEnv) -> ACER:
     buffer, agent = checkpoint
     model = ACER.load(agent, env, device=options.device)
     model.load_replay_buffer(buffer)
-    env.seed(options.seed + model.num_timesteps)  # other games than those of the start
+    env.seed(options.seed + model.num_timesteps)  # not the same games as at the start
     return model
 
 
 def main(arguments: list[str]) -> None:
     """
-    Run the command.
-
-    :param arguments: those of the command line
+    :param arguments: of the command line
     """
     options, folder = parse(arguments)
     try:
@@ -181,7 +195,7 @@ def main(arguments: list[str]) -> None:
     (folder / SETTINGS).write_text(json.dumps(kept))
     done, start = model.num_timesteps, time.perf_counter()
     formats = ["stdout", "csv", *(["tensorboard"] if find_spec("tensorboard") else [])]
-    suffix = f"_{done}" if options.resume else ""  # what was logged before stays
+    suffix = f"_{done}" if options.resume else ""  # keeps the logs of the earlier parts
     model.set_logger(Logger(str(folder), [make_output_format(name, str(folder), suffix) for name in formats]))
     run = Run(folder, options.save_freq, env.t_start)
     handlers = {number: signal.signal(number, run.stop) for number in (signal.SIGINT, signal.SIGTERM)}

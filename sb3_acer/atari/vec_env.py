@@ -1,4 +1,4 @@
-"""Atari games: ale-py's C++ environments, stepped and preprocessed in threads, as one vectorised environment of SB3."""
+"""Atari games as a vectorised environment of SB3. ale-py steps and preprocesses them in C++ threads."""
 
 import re
 import time
@@ -13,6 +13,8 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvStepReturn
 
+from sb3_acer.checks import check_integer, check_number
+
 NEEDED = 'Atari games need ale-py 0.12.1 or later: pip install "sb3-acer[atari]"'
 
 try:
@@ -21,32 +23,33 @@ try:
 except ImportError as error:
     raise ImportError(NEEDED) from error
 if [int(number) for number in re.findall(r"\d+", ale_py.__version__)[:3]] < [0, 12, 1]:
-    raise ImportError(f"{NEEDED} (here: {ale_py.__version__})")  # which cannot reset some of the games only
+    raise ImportError(f"{NEEDED} (here: {ale_py.__version__})")  # older versions cannot reset single games
 
 
 class AtariId(NamedTuple):
-    """What the id of an environment stands for."""
+    """What an environment's id stands for."""
 
     game: str
     """name of the ROM"""
     frame_skip: int
-    """frames that an action lasts"""
+    """frames for which an action is repeated"""
     sticky: float
-    """probability with which a frame repeats the action of the one before"""
+    """probability that a frame repeats the previous frame's action (sticky actions)"""
 
 
 def parse_atari_id(env_id: str) -> AtariId:
     """
-    The game, and how it is played.
+    The game, the frame skip and the sticky actions that an id stands for.
 
-    - ``*NoFrameskip-v4``: four frames an action, which is what the usual wrappers make of it; no sticky actions
-    - ``*Deterministic-v4``, which ale-py no longer has: four frames, three in Space Invaders; no sticky actions
-    - ``*NoFrameskip-v0``, ``*Deterministic-v0``: the same with sticky actions, 0.25
-    - ``ALE/*-v5``: as registered, four frames and 0.25
-    - the name of a ROM, ``ms_pacman``: as its NoFrameskip-v4
+    - ``*NoFrameskip-v4``: frame skip 4, as with the usual wrappers; no sticky actions
+    - ``*Deterministic-v4``, which ale-py no longer has: frame skip 4, in Space Invaders 3; no sticky actions
+    - ``*NoFrameskip-v0``, ``*Deterministic-v0``: the same with sticky actions, probability 0.25
+    - ``ALE/*-v5``: as registered: frame skip 4 and sticky actions, probability 0.25
+    - the name of a ROM, such as ``ms_pacman``: like its NoFrameskip-v4
 
-    :param env_id: the id of an environment, or the name of a ROM
-    :raises ValueError: for what is none of these; ``Pong-v4`` and ``Pong-v0``, with their random frame skip, are not
+    :param env_id: id of an environment, or name of a ROM
+    :return: what it stands for
+    :raises ValueError: for all other ids, including ``Pong-v4`` and ``Pong-v0``, whose frame skip is random
     """
     known = {name: spec.kwargs for name, spec in gym.registry.items() if str(spec.entry_point).startswith("ale_py")}
     roms = {kwargs["game"] for kwargs in known.values()}
@@ -56,7 +59,7 @@ def parse_atari_id(env_id: str) -> AtariId:
     kwargs = known.get(env_id.replace("Deterministic-", "NoFrameskip-"))
     if kwargs is None:
         similar = get_close_matches(env_id, [*known, *roms], 1, 0)[0]
-        raise ValueError(f"env_id must be that of an Atari game, such as {similar}, got {env_id!r}")
+        raise ValueError(f"env_id must be the id of an Atari game, such as {similar}, got {env_id!r}")
     if not isinstance(kwargs["frameskip"], int):
         fixed = env_id.replace("-v", "NoFrameskip-v")
         raise ValueError(f"env_id must have a fixed frame skip, such as {fixed}, got {env_id!r}")
@@ -67,7 +70,12 @@ def parse_atari_id(env_id: str) -> AtariId:
 
 
 class Game:
-    """One of the games, as ``get_attr``, ``set_attr`` and ``env_method`` see it."""
+    """One of the games, as ``get_attr``, ``set_attr`` and ``env_method`` see it.
+
+    :param env: the environment that the game belongs to
+    :param index: index of the game
+    :param action_meanings: names of the actions
+    """
 
     render_mode = "rgb_array"
 
@@ -87,48 +95,53 @@ class Game:
         return self._action_meanings
 
     def render(self) -> np.ndarray:
-        """The newest frame, RGB, ``[height, width, 3]``: as grey and as small as the agent sees it."""
+        """
+        :return: the newest frame, RGB, ``[height, width, 3]``: grey and small, as the agent sees it
+        """
         return np.repeat(self._env.observations[self._index, -1, :, :, None], 3, axis=-1)
 
 
 class AtariVecEnv(VecEnv):
     """
-    Games side by side, preprocessed as SB3's ``AtariWrapper`` and ``VecFrameStack`` do, by ale-py's threads.
+    Atari games in parallel, preprocessed like SB3's ``AtariWrapper`` and ``VecFrameStack``, but by ale-py's threads.
 
-    Observations: the last frames, oldest first, zeros before the first of an episode, uint8, ``[frame_stack, height,
-    width]``. Infos: ``lives``, ``frame_number``, ``episode_frame_number``, ``TimeLimit.truncated``, at the end of an
-    episode ``terminal_observation``, and at the end of a game ``episode``: ``r``, its points, ``l``, its frames, ``t``,
-    seconds since the start. That is what SB3's Monitor counts under ``make_atari_env``.
+    Observations are the last frames, uint8, ``[frame_stack, height, width]``, the oldest first. Frames before the first
+    of an episode are zero. Infos contain ``lives``, ``frame_number``, ``episode_frame_number`` and
+    ``TimeLimit.truncated``; at the end of an episode also ``terminal_observation``. At the end of a game they contain
+    ``episode``, as under ``make_atari_env`` with SB3's Monitor: the score ``r``, the number of frames ``l`` and the
+    seconds since the start ``t``.
 
-    The same actions have the same results as with SB3's wrappers, rewards, ends, lives and scores, except that
+    The same actions give the same rewards, episode ends, lives and scores as SB3's wrappers, with these differences:
 
-    - a game begins with 0 to ``noop_max`` - 1 frames of nothing, the first of them FIRE where the game has that, and
-      their points are not in the score. In SB3 with 1 to ``noop_max``, then the actions FIRE and number 2.
-    - after a lost life the next action is FIRE where the game has that, whatever was asked for. SB3 plays there,
-      unseen, NOOP, and FIRE and number 2 where the game has FIRE.
-    - frames are grey before the larger of two is taken, in SB3 after: where the two differ in colour, a few pixels do.
-    - where a game is over or cut in the midst of an action, the newest frame of ``terminal_observation`` is that of the
-      step before, or a mixture with it.
-    - the limit of ``max_frames`` counts from the first observation on, in SB3 from the start of the game.
-    - ``reset`` begins new games. SB3 goes on with those that have lives left.
+    - A game begins with 0 to ``noop_max`` - 1 frames without action; the first is FIRE, if the game has that action.
+      The score does not include them. SB3 begins with 1 to ``noop_max`` frames and then plays FIRE and action 2.
+    - After a lost life the next action is FIRE, if the game has it, whatever action is given. SB3 plays NOOP, then FIRE
+      and action 2 if the game has FIRE, without showing these frames.
+    - Frames become grey before the larger of two frames is taken, in SB3 after. Where the two differ in colour, a few
+      pixels differ.
+    - If a game ends or is truncated during the frames of an action, the newest frame of ``terminal_observation`` is
+      that of the previous step, or a mixture with it.
+    - ``max_frames`` counts from the first observation, in SB3 from the start of the game.
+    - ``reset`` begins new games. In SB3, games that have lives left go on.
 
-    It cannot be pickled. ``render`` shows what the agent sees, as ale-py does not give the screen.
+    The environment cannot be pickled. ``render`` shows what the agent sees, since ale-py does not give access to the
+    screen.
 
-    :param env_id: the id of an environment, or the name of a ROM, see :func:`parse_atari_id`
+    :param env_id: id of an environment, or name of a ROM, see :func:`parse_atari_id`
     :param n_envs: number of games
     :param frame_stack: frames of an observation
-    :param frame_skip: frames that an action lasts; None for what the id stands for
-    :param sticky: probability with which a frame repeats the action of the one before; None for what the id stands for
+    :param frame_skip: frames for which an action is repeated; None: as the id says
+    :param sticky: probability that a frame repeats the previous frame's action; None: as the id says
     :param screen_size: height and width of a frame
-    :param noop_max: bound on the frames without an action at the start of a game
-    :param fire_reset: whether FIRE is pressed where an episode begins, for the games that wait for it
-    :param episodic_life: whether a lost life ends an episode; the game goes on
-    :param clip_reward: whether a reward is the sign of the points
-    :param max_frames: frames until a game is cut, which is a truncation
-    :param full_action_space: whether all 18 actions are there, not only those that the game knows
-    :param num_threads: threads that play; 0 for one a processor
-    :param seed: that of the first game, the others have the next ones; None for any
-    :raises ValueError: for an argument outside its range, an unknown game, and a ROM that is not there
+    :param noop_max: bound on the number of frames without action at the start of a game
+    :param fire_reset: whether an episode begins with FIRE, for games that wait for it
+    :param episodic_life: whether a lost life ends the episode, though not the game
+    :param clip_reward: whether rewards are the sign of the points
+    :param max_frames: frames after which a game is truncated
+    :param full_action_space: whether to use all 18 actions instead of those that have an effect in the game
+    :param num_threads: number of ale-py's threads; 0: one per processor
+    :param seed: seed of the first game, the others have the numbers after it; None: no seed
+    :raises ValueError: for an argument outside its range, an unknown game and a missing ROM
     """
 
     def __init__(
@@ -156,11 +169,12 @@ class AtariVecEnv(VecEnv):
         self.sticky = usual_sticky if sticky is None else sticky
         self.episodic_life = episodic_life
         self.clip_reward = clip_reward
-        counts = {"n_envs": n_envs, "frame_stack": frame_stack, "frame_skip": self.frame_skip, "max_frames": max_frames}
-        _require_at_least(1, {**counts, "screen_size": screen_size})
-        _require_at_least(0, {"noop_max": noop_max, "num_threads": num_threads})
-        if not 0 <= self.sticky <= 1:
-            raise ValueError(f"sticky must be in [0, 1], got {sticky!r}")
+        sizes = {"n_envs": n_envs, "frame_stack": frame_stack, "screen_size": screen_size}
+        for name, value in {**sizes, "frame_skip": self.frame_skip, "max_frames": max_frames}.items():
+            check_integer(name, value)
+        check_integer("noop_max", noop_max, 0)
+        check_integer("num_threads", num_threads, 0)
+        check_number("sticky", self.sticky, 0, 1)
         _require_rom(game)
         self._ale = AtariVectorEnv(
             game,
@@ -175,7 +189,7 @@ class AtariVecEnv(VecEnv):
             frameskip=self.frame_skip,
             noop_max=noop_max,
             use_fire_reset=fire_reset,
-            reward_clipping=False,  # the score is made of the points
+            reward_clipping=False,  # the score counts the points
         )
         action_meanings = [action.name for action in self._ale.ale.get_action_set()]
         self._fire = action_meanings.index("FIRE") if fire_reset and "FIRE" in action_meanings else None
@@ -185,8 +199,8 @@ class AtariVecEnv(VecEnv):
         self.lives = np.zeros(n_envs, np.int32)
         self.observations = np.zeros((n_envs, *self.observation_space.shape), np.uint8)
         self._scores = np.zeros(n_envs, np.int64)
-        self._revived = np.zeros(n_envs, bool)  # games that go on after a lost life, at the start of an episode
-        self._blanks = np.zeros(n_envs, np.int64)  # frames of the next observation that are of an earlier episode
+        self._revived = np.zeros(n_envs, bool)  # games at the first step after a lost life
+        self._blanks = np.zeros(n_envs, np.int64)  # frames of the next observation from before the episode
         self.t_start = time.time()
         self._stepping = False
         super().__init__(n_envs, self.observation_space, self.action_space)
@@ -197,7 +211,7 @@ class AtariVecEnv(VecEnv):
         if self._stepping:
             self._ale.recv()
             self._stepping = False
-        # The ALE takes the seeds below 2^31; -1 for none.
+        # The ALE's seeds are below 2^31; -1: no seed.
         seeds = np.array([-1 if seed is None else seed % 2**31 for seed in self._seeds])
         self.observations, infos = self._ale.reset(seed=seeds)
         self._reset_seeds()
@@ -211,7 +225,7 @@ class AtariVecEnv(VecEnv):
     def step_async(self, actions: np.ndarray) -> None:
         actions = np.asarray(actions, np.int64).reshape(self.num_envs)
         if actions.min() < 0 or actions.max() >= self.action_space.n:  # type: ignore[attr-defined]
-            # which ale-py would wait for without end
+            # ale-py would wait forever for such an action
             raise ValueError(f"actions must be elements of {self.action_space}, got {actions}")
         if self._fire is not None and self._revived.any():
             actions = np.where(self._revived, self._fire, actions)
@@ -243,7 +257,7 @@ class AtariVecEnv(VecEnv):
         return observations, rewards, dones, infos
 
     def _end_games(self, over: np.ndarray, truncated: np.ndarray, infos: list[dict[str, Any]]) -> None:
-        """Report on the games that are over and begin new ones in their places."""
+        """Add the reports on finished games to the infos, and begin new games in their places."""
         seconds = round(time.time() - self.t_start, 6)
         new_observations, ale_infos = self._ale.reset(options={"reset_mask": over})
         new_infos = _infos(ale_infos)
@@ -258,7 +272,7 @@ class AtariVecEnv(VecEnv):
         self._scores[over] = 0
 
     def close(self) -> None:
-        """End the threads."""
+        """Stop the games and their threads."""
         if hasattr(self, "_ale"):
             del self._ale
 
@@ -278,7 +292,7 @@ class AtariVecEnv(VecEnv):
         return [getattr(self.games[i], method_name)(*method_args, **kwargs) for i in self._get_indices(indices)]
 
     def env_is_wrapped(self, wrapper_class: type[gym.Wrapper], indices: VecEnvIndices = None) -> list[bool]:
-        """Whether it does what a wrapper does: true of Monitor, whose reports on episodes SB3 looks for."""
+        """True for Monitor: like a Monitor, the environment reports episodes, and SB3 asks whether it does."""
         return [wrapper_class is Monitor for _ in self._get_indices(indices)]
 
 
@@ -290,27 +304,22 @@ def _infos(ale_infos: dict[str, np.ndarray]) -> list[dict[str, Any]]:
     ]
 
 
-def _require_at_least(bound: int, values: dict[str, Any]) -> None:
-    for name, value in values.items():
-        if not isinstance(value, (int, np.integer)) or value < bound:
-            raise ValueError(f"{name} must be an integer of at least {bound}, got {value!r}")
-
-
 def _require_rom(game: str) -> None:
     try:
         ale_py.roms.get_rom_path(game)
     except OSError as error:
-        raise ValueError(f"env_id must be that of a game whose ROM is there, got {game!r}: {error}") from error
+        raise ValueError(f"env_id must be the id of a game whose ROM is installed, got {game!r}: {error}") from error
 
 
 def make_atari_vec_env(env_id: str, n_envs: int = 16, seed: int | None = None, **kwargs: Any) -> AtariVecEnv:
     """
-    Games as ``VecFrameStack(make_atari_env(env_id, n_envs, seed), 4)`` makes them, at the ALE's own speed.
+    Games like those of ``VecFrameStack(make_atari_env(env_id, n_envs, seed), 4)``, but faster.
 
-    :param env_id: the id of an environment, or the name of a ROM
+    :param env_id: id of an environment, or name of a ROM, see :func:`parse_atari_id`
     :param n_envs: number of games
-    :param seed: that of the first game, the others have the next ones; None for any
-    :param kwargs: keyword arguments of :class:`AtariVecEnv`
+    :param seed: seed of the first game, the others have the numbers after it; None: no seed
+    :param kwargs: other arguments of :class:`AtariVecEnv`
+    :return: the environment
     :raises ValueError: as :class:`AtariVecEnv`
     """
     return AtariVecEnv(env_id, n_envs, seed=seed, **kwargs)

@@ -1,4 +1,4 @@
-"""run-atari: stable-baselines' run_atari, whose runs can be stopped and continued."""
+"""run-atari: like stable-baselines' run_atari, and runs can be stopped and continued."""
 
 import json
 import os
@@ -26,13 +26,13 @@ SHORT += ("--save-freq=80", "--log-interval=1", "--device=cpu")
 
 @cache
 def short_games(env_id: str, n_envs: int) -> AtariVecEnv:
-    """Made once and never seeded: a game takes a sixth of a second to read its ROM, and reads it for each seed."""
+    """Made once and not seeded: a game takes 0.2 s to load its ROM, and loads it again for each seed."""
     return make_atari_vec_env(env_id, n_envs, max_frames=100, screen_size=36)
 
 
 @pytest.fixture(autouse=True)
 def seeds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Games of 100 frames for every run; the seeds that they are given."""
+    """Gives all runs games of 100 frames; returns the seeds that are set."""
     given: list[int] = []
 
     def games(env_id: str, n_envs: int, seed: int) -> AtariVecEnv:
@@ -85,7 +85,7 @@ def test_tuned_settings_are_those_of_the_zoos_entry(tmp_path: Path) -> None:
         assert getattr(agent, name) == entry[name]
     assert agent.lr_schedule_name == entry["lr_schedule"]
     assert isinstance(agent.policy.optimizer, th.optim.Adam)
-    assert agent.buffer_size == 50  # what is asked for comes first
+    assert agent.buffer_size == 50  # a given argument replaces the entry's
     resume(tmp_path, "--num-timesteps", "320")
     assert ACER.load(tmp_path / "agent.zip").n_steps == entry["n_steps"]
 
@@ -117,7 +117,7 @@ def test_a_run_goes_on_from_its_last_checkpoint(tmp_path: Path, seeds: list[int]
     run(tmp_path, "--seed", "3", "--policy", "lstm")
     resume(tmp_path, "--num-timesteps", "3.2e2")
     assert set(seeds) == {3, 163}
-    assert seeds[-1] == 163  # other games than those of the start
+    assert seeds[-1] == 163  # not the same games as at the start
     agent = ACER.load(tmp_path / "agent.zip", device="cpu")
     assert (agent.num_timesteps, agent.seed) == (320, 3)
     assert agents(tmp_path) == {80, 160, 240, 320}
@@ -136,7 +136,7 @@ def test_a_signal_ends_a_run_that_can_be_continued(
     on_step = run_module.Run._on_step
 
     def interrupted(callback: run_module.Run) -> bool:
-        if callback.num_timesteps == 130:  # in the midst of a rollout
+        if callback.num_timesteps == 130:  # within a rollout
             os.kill(os.getpid(), number)
         return on_step(callback)
 
@@ -148,11 +148,11 @@ def test_a_signal_ends_a_run_that_can_be_continued(
     assert signal.getsignal(number) is handler
     assert max(agents(tmp_path)) == 130
     resume(tmp_path)
-    assert ACER.load(tmp_path / "agent.zip", device="cpu").num_timesteps == 160  # the rollout went on
+    assert ACER.load(tmp_path / "agent.zip", device="cpu").num_timesteps == 160  # the rollout is completed
 
 
 def test_a_checkpoint_is_there_at_any_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Also when the program is killed while it writes the next one."""
+    """Even if the program is killed while it writes the next one."""
     assert find_checkpoint(tmp_path) is None
     model = ACER("MlpPolicy", "CartPole-v1", buffer_size=40, device="cpu").learn(40)
     save_checkpoint(model, tmp_path)
@@ -177,13 +177,13 @@ def test_a_checkpoint_is_there_at_any_time(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 def test_what_cannot_be_run_ends_with_one_line(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="run-atari: no checkpoint to go on from in"):
+    with pytest.raises(SystemExit, match="has no checkpoint to resume from"):
         resume(tmp_path)
-    with pytest.raises(SystemExit, match="run-atari: env_id must be that of an Atari game"):
+    with pytest.raises(SystemExit, match="run-atari: env_id must be the id of an Atari game"):
         run(tmp_path, "--env", "CartPole-v1")
     assert not list(tmp_path.iterdir())
     (tmp_path / "run-atari.json").write_text("{}")
-    with pytest.raises(SystemExit, match="go on with --resume, or give another --logdir"):
+    with pytest.raises(SystemExit, match="continue it with --resume, or use another --logdir"):
         run(tmp_path)
 
 

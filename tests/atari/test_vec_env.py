@@ -1,9 +1,8 @@
-"""Atari: the games are those of the ALE and of SB3's wrappers, and are to SB3 what any environment is."""
+"""Atari games: the same as with the ALE and SB3's wrappers, and usable by SB3 as any environment."""
 
 import runpy
 import sys
 import warnings
-from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -18,64 +17,27 @@ import pytest
 from ale_py import ALEInterface
 from stable_baselines3 import DQN, PPO
 from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.env_util import make_atari_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import VecEnv, VecFrameStack
+from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_acer.atari import AtariId, AtariVecEnv, make_atari_vec_env, parse_atari_id, vec_env
+from tests.atari.conftest import (
+    channels_first,
+    n_actions,
+    of_sb3,
+    random_steps,
+    require_same_info,
+    require_similar,
+    step,
+    without_starts,
+)
 
 
 @pytest.fixture(scope="module")
 def pong() -> AtariVecEnv:
-    """Two games, which every test that asks for them resets."""
+    """Two games, shared by tests; each test resets them."""
     return make_atari_vec_env("PongNoFrameskip-v4", 2)
-
-
-def step(env: VecEnv, *actions: int) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
-    observations, rewards, dones, infos = env.step(np.array(actions))
-    return observations, rewards, dones, infos
-
-
-def n_actions(env: VecEnv) -> int:
-    assert isinstance(env.action_space, gym.spaces.Discrete)
-    return int(env.action_space.n)
-
-
-def random_steps(env: VecEnv, n_steps: int, seed: int = 1) -> Iterator[Any]:
-    rng = np.random.default_rng(seed)
-    for _ in range(n_steps):
-        yield step(env, *rng.integers(n_actions(env), size=env.num_envs))
-
-
-def without_starts(env_id: str, n_envs: int, **kwargs: Any) -> AtariVecEnv:
-    """Games in which nothing is played but what is asked for. They need no seed, which costs a reading of the ROM."""
-    return AtariVecEnv(env_id, n_envs, noop_max=0, fire_reset=False, **kwargs)
-
-
-def of_sb3(env_id: str, n_envs: int, max_frames: int = 108_000, **kwargs: Any) -> VecEnv:
-    env_kwargs = {"max_num_frames_per_episode": max_frames}
-    env = make_atari_env(env_id, n_envs, wrapper_kwargs={"noop_max": 0, **kwargs}, env_kwargs=env_kwargs)
-    return VecFrameStack(env, 4)
-
-
-def channels_first(observations: Any) -> Any:
-    return np.moveaxis(observations, -1, -3)
-
-
-def require_same_info(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
-    for key in ("lives", "frame_number", "episode_frame_number", "TimeLimit.truncated"):
-        assert ours[key] == theirs[key]
-    assert ours.keys() <= theirs.keys()
-    assert ("episode" in ours) == ("episode" in theirs)
-    if "episode" in ours:
-        assert [ours["episode"][key] for key in "rl"] == [theirs["episode"][key] for key in "rl"]
-
-
-def require_similar(ours: np.ndarray, theirs: np.ndarray) -> None:
-    """The same but for few pixels, whose grey depends on when frames turn grey; blank frames in the same places."""
-    assert (ours != theirs).mean() < 0.02
-    np.testing.assert_array_equal(ours.any((-2, -1)), theirs.any((-2, -1)))
 
 
 @pytest.mark.parametrize(
@@ -101,7 +63,7 @@ def test_whole_games_are_those_of_sb3(game: str, max_frames: int, n_envs: int, n
             games += "episode" in info
             assert info["TimeLimit.truncated"] == ("episode" in info and max_frames < 500)
             if "episode" in info:
-                # The newest frame of a game is not wholly there, neither in SB3.
+                # The newest frame of a game is incomplete, in SB3 too.
                 final = channels_first(their_info["terminal_observation"])
                 require_similar(info["terminal_observation"][:-1], final[:-1])
     assert games >= 2
@@ -121,7 +83,7 @@ def test_lives_are_those_of_sb3_once_its_unseen_actions_are_played(game: str, n_
     rng = np.random.default_rng(1)
     age = lives = games = 0
     for _ in range(n_steps):
-        frames = min(age + 1, 4)  # SB3 counts its unseen actions' frames as none of the episode's
+        frames = min(age + 1, 4)  # the frames of SB3's unseen actions are not part of its episode
         require_similar(observations[0, -frames:], channels_first(expected)[0, -frames:])
         action = int(rng.integers(n_actions(ours)))
         observations, reward, done, infos = step(ours, action)
@@ -179,7 +141,7 @@ class PlainGame:
     ],
 )
 def test_ids_stand_for_what_they_always_stood_for(env_id: str, atari_id: tuple[str, int, float]) -> None:
-    """Frame by frame, and equal to the bit."""
+    """Every frame is exactly equal."""
     assert parse_atari_id(env_id) == AtariId(*atari_id)
     game = PlainGame(*atari_id, seed=7)
     env = without_starts(env_id, 1, clip_reward=False, episodic_life=False, seed=7 if game.sticky else None)
@@ -198,11 +160,11 @@ def test_ids_stand_for_what_they_always_stood_for(env_id: str, atari_id: tuple[s
     ("env_id", "message"),
     [
         ("PongNoFrameskp-v4", "such as PongNoFrameskip-v4"),
-        ("CartPole-v1", "env_id must be that of an Atari game"),
-        ("Pong-ramNoFrameskip-v4", "env_id must be that of an Atari game"),
-        ("ALE/Combat-v5", "env_id must be that of an Atari game"),
-        ("combat", "env_id must be that of an Atari game"),
-        ("", "env_id must be that of an Atari game"),
+        ("CartPole-v1", "env_id must be the id of an Atari game"),
+        ("Pong-ramNoFrameskip-v4", "env_id must be the id of an Atari game"),
+        ("ALE/Combat-v5", "env_id must be the id of an Atari game"),
+        ("combat", "env_id must be the id of an Atari game"),
+        ("", "env_id must be the id of an Atari game"),
         ("Pong-v4", "env_id must have a fixed frame skip, such as PongNoFrameskip-v4"),
         ("Pong-v0", "env_id must have a fixed frame skip, such as PongNoFrameskip-v0"),
     ],
@@ -223,7 +185,7 @@ def test_what_is_no_game_is_refused(env_id: str, message: str) -> None:
         ({"max_frames": 0}, "max_frames must be an integer of at least 1, got 0"),
         ({"noop_max": -1}, "noop_max must be an integer of at least 0, got -1"),
         ({"num_threads": -1}, "num_threads must be an integer of at least 0, got -1"),
-        ({"sticky": 1.5}, r"sticky must be in \[0, 1\], got 1.5"),
+        ({"sticky": 1.5}, r"sticky must be a number in \[0, 1\], got 1.5"),
     ],
 )
 def test_what_cannot_be_is_refused(kwargs: dict[str, Any], message: str) -> None:
@@ -234,13 +196,13 @@ def test_what_cannot_be_is_refused(kwargs: dict[str, Any], message: str) -> None
 def test_a_missing_rom_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "nowhere"):
         monkeypatch.setenv("ALE_ROMS_DIR", str(folder))
-        with pytest.raises(ValueError, match="env_id must be that of a game whose ROM is there, got 'pong'"):
+        with pytest.raises(ValueError, match="env_id must be the id of a game whose ROM is installed, got 'pong'"):
             AtariVecEnv("PongNoFrameskip-v4", 1)
 
 
 @pytest.mark.parametrize("action", [-1, 6])
 def test_an_action_that_is_none_is_refused(action: int, pong: AtariVecEnv) -> None:
-    """ale-py would wait for it without end."""
+    """ale-py would wait forever."""
     pong.reset()
     with pytest.raises(ValueError, match=r"actions must be elements of Discrete\(6\)"):
         step(pong, 0, action)
@@ -248,7 +210,7 @@ def test_an_action_that_is_none_is_refused(action: int, pong: AtariVecEnv) -> No
 
 
 def history(env: AtariVecEnv) -> tuple[np.ndarray, np.ndarray]:
-    """Observations and rewards when all games get the same actions."""
+    """Observations and rewards if all games get the same actions."""
     observations, rewards = [env.reset()], []
     for action in np.random.default_rng(0).integers(n_actions(env), size=40):
         observation, reward, _, _ = step(env, *[action] * env.num_envs)
@@ -258,7 +220,7 @@ def history(env: AtariVecEnv) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_a_seed_settles_everything() -> None:
-    """Also the sticky actions, and whatever the number of threads."""
+    """Including sticky actions, for any number of threads."""
     env = AtariVecEnv("ALE/Breakout-v5", 2, seed=5)
     observations, rewards = history(env)
     again, other = AtariVecEnv("ALE/Breakout-v5", 2, num_threads=1), AtariVecEnv("ALE/Breakout-v5", 2, seed=6)
@@ -266,8 +228,8 @@ def test_a_seed_settles_everything() -> None:
         again.seed(seed)
         for expected, found in zip((observations, rewards), history(again), strict=True):
             np.testing.assert_array_equal(expected, found)
-    np.testing.assert_array_equal(observations[:, 1:], history(other)[0][:, :-1])  # one seed a game
-    assert (history(env)[0] != observations).any()  # used up by the first reset
+    np.testing.assert_array_equal(observations[:, 1:], history(other)[0][:, :-1])  # one seed per game
+    assert (history(env)[0] != observations).any()  # the first reset used the seed up
 
 
 def test_games_begin_after_a_random_number_of_frames() -> None:
@@ -299,7 +261,7 @@ def test_what_was_returned_stays_as_it_was() -> None:
 
 @pytest.mark.parametrize("frame_stack", [1, 2, 4])
 def test_an_episodes_frames_are_its_own_and_follow_one_another(frame_stack: int) -> None:
-    """So that a buffer needs to keep only the newest: the law that frames are stored once by."""
+    """So a buffer can store each frame once."""
     env = AtariVecEnv("BreakoutNoFrameskip-v4", 2, frame_stack=frame_stack, max_frames=300)
     assert env.observation_space.shape == (frame_stack, 84, 84)
     before = env.reset()
@@ -317,7 +279,7 @@ def test_an_episodes_frames_are_its_own_and_follow_one_another(frame_stack: int)
 
 
 def test_the_first_action_after_a_lost_life_is_fire() -> None:
-    """Whatever was asked for; nothing is pressed in games that go on by themselves, and without episodic life."""
+    """Whatever action is given; not without episodic life."""
 
     def frames(env: AtariVecEnv, first: int) -> np.ndarray:
         env.reset()
@@ -334,7 +296,7 @@ def test_the_first_action_after_a_lost_life_is_fire() -> None:
 
 
 def env_fires(frames: np.ndarray) -> bool:
-    """Whether anything moves, though nothing is asked for."""
+    """Whether anything moves without an action."""
     return bool((frames[-1] != frames[-2]).any())
 
 
@@ -358,7 +320,7 @@ def test_points_are_clipped_and_scores_are_not() -> None:
 
 
 def until_a_life_is_lost(env: AtariVecEnv) -> tuple[Any, dict[str, Any]]:
-    """Play nothing, and return what the last step did."""
+    """Play NOOP until then; returns the last observations and the first game's info."""
     env.reset()
     while True:
         observations, _, dones, infos = step(env, *[0] * env.num_envs)
@@ -373,7 +335,7 @@ def limited_game(game: str) -> AtariVecEnv:
 
 @cache
 def beginning(game: str) -> tuple[np.ndarray, list[Any]]:
-    """The first observation of such a game, and the steps after it."""
+    """The first observation of such a game, and random steps from there."""
     env = limited_game(game)
     env.seed(0)
     return env.reset(), list(random_steps(env, 120, seed=4))
@@ -382,7 +344,7 @@ def beginning(game: str) -> tuple[np.ndarray, list[Any]]:
 @pytest.mark.parametrize("game", ["Breakout", "MsPacman"])
 @pytest.mark.parametrize("in_a_step", [False, True])
 def test_a_reset_begins_new_games(game: str, in_a_step: bool) -> None:
-    """Nothing is left of the old ones: neither points nor a FIRE that is due; not even of a step under way."""
+    """Nothing of the old games is left: no points, no FIRE that is due, no step that was started."""
     env, (first, steps) = limited_game(game), beginning(game)
     env.seed(0)
     env.reset()
@@ -404,7 +366,7 @@ def test_a_reset_begins_new_games(game: str, in_a_step: bool) -> None:
 
 
 def test_a_life_lost_at_the_limit_is_a_terminal_and_the_game_is_over() -> None:
-    """As in SB3, which asks for a life before it asks for the time."""
+    """As in SB3, which checks lives before the time limit."""
 
     def limited(max_frames: int) -> AtariVecEnv:
         return AtariVecEnv("BreakoutNoFrameskip-v4", 1, noop_max=0, max_frames=max_frames)
@@ -420,9 +382,9 @@ def test_a_life_lost_at_the_limit_is_a_terminal_and_the_game_is_over() -> None:
         assert not last["TimeLimit.truncated"]
         assert each.get_attr("lives") == [5]
         assert each.reset_infos[0]["episode_frame_number"] == 1
-        assert each.reset_infos[0]["frame_number"] > max_frames  # which counts on
+        assert each.reset_infos[0]["frame_number"] > max_frames  # it is not reset
         assert not observations[0, :-1].any()
-    assert (step(env, 2)[0] != step(other, 3)[0]).any()  # no FIRE in their place
+    assert (step(env, 2)[0] != step(other, 3)[0]).any()  # no FIRE in place of these actions
 
 
 def test_it_answers_what_sb3_asks_an_environment(pong: AtariVecEnv) -> None:
@@ -470,7 +432,7 @@ def test_closing_twice_is_no_harm() -> None:
 def test_the_algorithms_of_sb3_learn_on_it(algorithm: type[BaseAlgorithm], kwargs: dict[str, Any]) -> None:
     env = make_atari_vec_env("BreakoutNoFrameskip-v4", 1, max_frames=60, screen_size=36)
     model = algorithm("CnnPolicy", env, seed=0, device="cpu", **kwargs)
-    assert model.get_env() is env  # it needs no wrapper of SB3's: images have their channels first
+    assert model.get_env() is env  # no VecTransposeImage: images have channels first
     model.learn(64)
     assert model.num_timesteps >= 64
     assert len(model.ep_info_buffer or []) >= 2
