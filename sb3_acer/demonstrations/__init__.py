@@ -1,1 +1,1 @@
-"""Demonstrations: recording, reading, cloning and replaying them."""
+"""Demonstrations: recording, reading, cloning and replaying."""

@@ -1,4 +1,4 @@
-"""Behaviour cloning: the policy is fitted to demonstrations by maximum likelihood."""
+"""Behaviour cloning: fits the policy to demonstrations by maximum likelihood."""
 
 from typing import TypeVar
 
@@ -10,7 +10,7 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from sb3_acer.demonstrations.dataset import Agent, ExpertDataset
 
 LEAST_STD = 0.1
-"""Cloning makes no standard deviation less than this share of half the action's range."""
+"""Lower bound on the standard deviation, as a share of half the action's range."""
 
 AgentType = TypeVar("AgentType", bound=Agent)
 
@@ -24,23 +24,23 @@ def behaviour_cloning(
     val_interval: int | None = None,
 ) -> AgentType:
     """
-    Fit the policy to demonstrations by maximum likelihood, with Adam, and make the average policy equal to it. The
-    critic's own weights and reinforcement learning's optimiser are left alone. A recurrent policy learns from sequences
-    as long as those that it replays, from what it remembers where they begin.
+    Fit the policy to demonstrations by maximum likelihood with Adam, and copy it to the average policy. Parameters that
+    only the critic uses and the state of the agent's own optimiser do not change. A recurrent policy is trained on
+    sequences of the replay buffer's length, each from the policy's recurrent state at its first step.
 
-    Where actions are continuous, no standard deviation gets below a tenth of half the action's range. A deterministic
-    expert's is 0: there would be neither exploration nor importance ratios to go on with. A VecNormalize that has seen
-    nothing yet takes its statistics of observations from the demonstrations.
+    For Box actions, the standard deviation is kept above a tenth of half the action's range. A deterministic expert
+    would drive it to 0, which leaves neither exploration nor usable importance ratios for learning. A VecNormalize
+    without statistics gets those of the demonstrated observations.
 
     :param model: an ACER
     :param dataset: the demonstrations
-    :param n_epochs: passes through the training part
-    :param learning_rate: learning rate
+    :param n_epochs: number of passes through the training part
+    :param learning_rate: Adam's learning rate
     :param adam_epsilon: Adam's epsilon
     :param val_interval: epochs between reports of the losses, which are printed if the agent's ``verbose`` is above 0;
-        by default a tenth of ``n_epochs``
+        None: a tenth of ``n_epochs``
     :return: the agent
-    :raises ValueError: if observations or actions are not the agent's
+    :raises ValueError: if observations or actions do not fit the agent's spaces
     """
     policy, n_epochs = model.policy, int(n_epochs)
     val_interval = val_interval or max(n_epochs // 10, 1)
@@ -49,7 +49,7 @@ def behaviour_cloning(
     actions = th.as_tensor(dataset.actions_for(model), device=policy.device)
     states = policy.initial_states(dataset.num_transition)
     least_log_std = _least_log_std(model)
-    _acquaint(model, dataset)
+    _start_normalization(model, dataset)
     for epoch in range(1, n_epochs + 1):
         if policy.state_size:
             states = dataset.play_back(model)[1]
@@ -78,7 +78,12 @@ def behaviour_cloning(
 def _loss(
     model: Agent, dataset: ExpertDataset, actions: th.Tensor, all_states: np.ndarray, sequences: np.ndarray
 ) -> th.Tensor:
-    """Minus the mean log-likelihood of sequences of steps, ``[T, B]``."""
+    """
+    :param actions: all actions as the policy samples them, ``[N, D]``
+    :param all_states: recurrent state before each step, ``[N, W]``
+    :param sequences: indices of steps, ``[T, B]``
+    :return: negative log-likelihood of these steps' actions, mean over the steps
+    """
     policy, log_probs = model.policy, []
     states = th.as_tensor(all_states[sequences[0]], device=policy.device)
     for steps in sequences:
@@ -89,6 +94,7 @@ def _loss(
 
 
 def _least_log_std(model: Agent) -> th.Tensor | None:
+    """Lower bounds on the logarithm of the standard deviation, ``[D]``; None for actions without one."""
     space, log_std = model.action_space, model.policy.log_std
     if log_std is None or not isinstance(space, spaces.Box):
         return None
@@ -97,8 +103,11 @@ def _least_log_std(model: Agent) -> th.Tensor | None:
     return th.minimum(log_std.detach(), th.as_tensor(least).to(log_std))
 
 
-def _acquaint(model: Agent, dataset: ExpertDataset) -> None:
-    """Otherwise the first rollouts would change what the cloned policy sees."""
+def _start_normalization(model: Agent, dataset: ExpertDataset) -> None:
+    """
+    Give a VecNormalize without statistics those of the demonstrations. Otherwise its statistics would change the
+    observations of the cloned policy in the first rollouts.
+    """
     normalize = model.get_vec_normalize_env()
     if normalize is None or not normalize.norm_obs or not normalize.training:
         return

@@ -1,4 +1,4 @@
-"""Demonstrations: reading and replaying them. :mod:`~sb3_acer.demonstrations.recording` lists their arrays."""
+"""Datasets of demonstrations; :mod:`~sb3_acer.demonstrations.recording` describes the arrays."""
 
 import math
 import warnings
@@ -12,13 +12,14 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_acer.buffer import SequenceReplayBuffer
+from sb3_acer.checks import check_choice, check_integer, require
 from sb3_acer.demonstrations.recording import END_KEYS, KEYS, read_image, require_no_dict
 from sb3_acer.distributions import Categorical
 from sb3_acer.policies import ACERPolicy
 
 
 class Agent(Protocol):
-    """What is needed of an ACER, which is above this module."""
+    """The part of ACER that this package uses; it cannot import ACER itself, which imports it."""
 
     policy: ACERPolicy
     average_policy: ACERPolicy
@@ -32,16 +33,16 @@ class Agent(Protocol):
 
 class ExpertDataset:
     """
-    Demonstrations, the arrays that :mod:`sb3_acer.demonstrations.recording` lists.
+    Demonstrations: the arrays that :mod:`sb3_acer.demonstrations.recording` describes.
 
-    :param expert_path: npz file. Images are looked for beside it, then from the working directory.
+    :param expert_path: npz file; paths of images are relative to its folder or to the working directory
     :param traj_data: the arrays themselves, instead of a file
-    :param train_fraction: share of the steps to clone, in (0, 1]; the rest is for validation
-    :param batch_size: steps of a batch
-    :param traj_limitation: number of trajectories to use, the first ones; -1 for all
-    :param randomize: whether each epoch has an order of its own
-    :param verbose: whether to print what was read
-    :param sequential_preprocessing: not read: batches are made when they are asked for, and never by another process
+    :param train_fraction: share of the steps for training, in (0, 1]; the rest is for validation
+    :param batch_size: number of steps of a batch
+    :param traj_limitation: number of trajectories to use, from the first on; -1: all
+    :param randomize: whether each epoch has a new random order
+    :param verbose: whether to print the number of trajectories and their returns
+    :param sequential_preprocessing: not used: batches are made in this process, when they are needed
     :raises ValueError: for an argument outside its range, for arrays that are missing or do not fit together, and for a
         file of pickled objects
     """
@@ -57,17 +58,15 @@ class ExpertDataset:
         verbose: int = 1,
         sequential_preprocessing: bool = False,
     ) -> None:
-        if not 0 < train_fraction <= 1:
-            raise ValueError(f"train_fraction must be in (0, 1], got {train_fraction!r}")
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size!r}")
+        require(0 < train_fraction <= 1, "train_fraction", "in (0, 1]", train_fraction)
+        check_integer("batch_size", batch_size)
         arrays = _read(expert_path, traj_data)
         starts = _check(arrays)
-        if traj_limitation != -1 and not 1 <= traj_limitation <= len(starts):
-            raise ValueError(f"traj_limitation must be -1 or in [1, {len(starts)}], got {traj_limitation!r}")
+        is_valid = traj_limitation == -1 or 1 <= traj_limitation <= len(starts)
+        require(is_valid, "traj_limitation", f"-1 or in [1, {len(starts)}]", traj_limitation)
         self.folder = Path() if expert_path is None else Path(expert_path).parent
         self.train_fraction, self.batch_size, self.randomize = train_fraction, batch_size, randomize
-        # By numpy's global generator, which SB3's `set_random_seed` seeds.
+        # From numpy's global generator, which SB3's `set_random_seed` seeds.
         self._seed = np.random.randint(2**31)
         self._rng = np.random.default_rng(self._seed)
 
@@ -86,7 +85,7 @@ class ExpertDataset:
             self.log_info()
 
     def log_info(self) -> None:
-        """Print how many demonstrations there are, and how good."""
+        """Print the number of trajectories and steps, and mean and standard deviation of the returns."""
         print(f"{self.num_traj} trajectories, {self.num_transition} transitions")
         print(f"return {self.avg_ret:.2f} +/- {self.std_ret:.2f}")
 
@@ -99,9 +98,12 @@ class ExpertDataset:
 
     def batches(self, split: Literal["train", "val"], n_steps: int = 1) -> Iterator[np.ndarray]:
         """
-        :param split: the part to go through once: it has the same steps each time
-        :param n_steps: steps of a sequence (T); the very last one goes on with the first steps of all
-        :return: indices of each batch's steps, ``[T, B]``, of about ``batch_size`` steps
+        One epoch of batches.
+
+        :param split: training or validation part; each has the same steps in every epoch
+        :param n_steps: steps of a sequence (T); if the last sequence is incomplete, the dataset's first steps fill it
+            up
+        :return: indices of the steps of each batch, ``[T, B]``, with T x B about ``batch_size``
         """
         sequences = np.resize(np.arange(self.num_transition), (-(-self.num_transition // n_steps), n_steps))
         order = np.random.default_rng(self._seed).permutation(len(sequences))
@@ -115,10 +117,11 @@ class ExpertDataset:
 
     def observations_for(self, model: Agent, rows: np.ndarray) -> np.ndarray:
         """
-        :param model: an ACER to be shown them
-        :param rows: which ones: indices of steps; from ``num_transition`` on, of trajectories' final observations
-        :return: observations in the shape of its space, images read, nothing normalised, ``[B, ...]``
-        :raises ValueError: if the space is another one, or a Dict
+        :param model: an ACER
+        :param rows: indices of steps, ``[B]``; indices from ``num_transition`` on are those of ``final_obs``
+        :return: observations in the shape of the agent's observation space, not normalised, ``[B, ...]``; images are
+            read from their files
+        :raises ValueError: if they do not fit the observation space, or if that is a Dict
         """
         space = model.observation_space
         require_no_dict(space)
@@ -127,7 +130,7 @@ class ExpertDataset:
             observations = np.stack([read_image(self._find(name)) for name in observations.tolist()])
         shape = space.shape or ()
         if observations.ndim == 4 and observations.shape[1:] != shape:
-            observations = np.moveaxis(observations, -1, 1)  # stable-baselines has the channels last, and SB3 first
+            observations = np.moveaxis(observations, -1, 1)  # channels are last in stable-baselines, first in SB3
         got = observations.shape[1:]
         if got != shape and (len(got) > 1 or math.prod(got) != math.prod(shape)):
             raise ValueError(f"obs must fit the observation space {space!r}, got observations of shape {got}")
@@ -139,13 +142,14 @@ class ExpertDataset:
         for candidate in (self.folder / path, self.folder / path.parent.name / path.name, path):
             if candidate.exists():
                 return candidate
-        raise ValueError(f"obs must hold paths of images beside the file or from the working directory, got {name!r}")
+        raise ValueError(f"obs must be paths relative to the file or to the working directory, got {name!r}")
 
     def inputs_for(self, model: Agent, rows: np.ndarray) -> th.Tensor:
         """
         :param model: an ACER
         :param rows: see :meth:`observations_for`
-        :return: the observations as the agent's policy gets them, normalised where it is used to that, ``[B, ...]``
+        :return: the observations as the agent's policy gets them, normalised if the agent has a VecNormalize, ``[B,
+            ...]``
         """
         observations: Any = self.observations_for(model, rows)
         normalize = model.get_vec_normalize_env()
@@ -155,15 +159,17 @@ class ExpertDataset:
 
     def play_back(self, model: Agent) -> tuple[np.ndarray, np.ndarray]:
         """
+        Run the agent's policy along the trajectories.
+
         :param model: an ACER
-        :return: statistics of its policy at each step, ``[N, P]``, and its recurrent state before the step, ``[N, W]``
+        :return: statistics of the policy at each step, ``[N, P]``, and the recurrent state before each step, ``[N, W]``
         """
         policy, steps, lasts = model.policy, self.starts, self.lasts
         all_stats = np.zeros((self.num_transition, policy.family.n_stats), np.float32)
         all_states = policy.initial_states(self.num_transition)
         states = th.from_numpy(policy.initial_states(len(steps))).to(policy.device)
         policy.set_training_mode(False)
-        while len(steps):  # one step of every trajectory that goes on
+        while len(steps):  # the next step of every trajectory that has one
             with th.no_grad():
                 stats, after = policy.step(self.inputs_for(model, steps), states)
             all_stats[steps], all_states[steps] = stats.cpu().numpy(), states.cpu().numpy()
@@ -173,9 +179,9 @@ class ExpertDataset:
 
     def actions_for(self, model: Agent) -> np.ndarray:
         """
-        :param model: an ACER that is to act so
-        :return: the actions as its policy samples them, ``[N, D]``
-        :raises ValueError: if they are not of its action space
+        :param model: an ACER
+        :return: the actions in the form in which its policy samples them, ``[N, D]``
+        :raises ValueError: if they are not elements of its action space
         """
         actions, shape = self.actions, model.action_space.shape or ()
         if math.prod(actions.shape[1:]) == math.prod(shape):
@@ -190,45 +196,45 @@ class ExpertDataset:
         time_limit: int | None = None,
     ) -> None:
         """
-        Put the demonstrations into an agent's replay buffer, from which it goes on learning off-policy. They stay until
-        its own rollouts have gone round the buffer.
+        Store the demonstrations in the agent's replay buffer, for off-policy learning. They stay there until the
+        agent's own rollouts have filled the buffer and overwrite them.
 
         :param model: an ACER
-        :param behaviour: the distribution mu that is taken to have acted. ``expert``: all but ``epsilon`` on the action
-            taken, or a Gaussian around it with the policy's deviations. ``policy``: the policy's own as it is now,
-            which after cloning is an estimate of an expert's who does not always act alike.
-        :param epsilon: what ``expert`` leaves for all actions alike, in (0, 1]
-        :param time_limit: for files that do not tell time limits from terminal states: a trajectory of that many steps
-            was cut. Its last step is left out, since what followed it is not known; other trajectories' ends, or all if
-            it is None, are taken for terminal states.
-        :raises ValueError: for an argument outside its range, and if observations or actions are not the agent's
+        :param behaviour: the behaviour distribution mu to store. ``expert``: probability 1 - ``epsilon`` on the action
+            taken and the rest uniform; for Box, a Gaussian around the action with the policy's standard deviation.
+            ``policy``: the agent's policy as it is now; after cloning, it estimates the distribution of a stochastic
+            expert.
+        :param epsilon: probability that ``expert`` spreads uniformly over all actions, in (0, 1]
+        :param time_limit: for files without the array ``truncated``: trajectories of this many steps are truncated.
+            Their last step is left out, since the observation after it is unknown. All other trajectories, or all if it
+            is None, end in a terminal state.
+        :raises ValueError: for an argument outside its range, and if observations or actions do not fit the agent's
+            spaces
         """
-        if behaviour not in ("expert", "policy"):
-            raise ValueError(f"behaviour must be 'expert' or 'policy', got {behaviour!r}")
-        if not 0 < epsilon <= 1:
-            raise ValueError(f"epsilon must be in (0, 1], got {epsilon!r}")
-        if time_limit is not None and time_limit < 2:
-            raise ValueError(f"time_limit must be None or at least 2, got {time_limit!r}")
+        check_choice("behaviour", behaviour, ("expert", "policy"))
+        require(0 < epsilon <= 1, "epsilon", "in (0, 1]", epsilon)
+        if time_limit is not None:
+            check_integer("time_limit", time_limit, 2)
         actions, buffer = self.actions_for(model), model.replay_buffer
         mu, states = self.play_back(model)
         if behaviour == "expert":
             mu = _around(model.policy, actions, mu, epsilon)
-        steps, following, ended, cut = self._transitions(time_limit)
+        steps, following, done, truncated = self._transitions(time_limit)
         n_slots = -(-len(steps) // (buffer.n_envs * buffer.n_steps))
         if n_slots > buffer.n_slots:
             n_kept = buffer.n_slots * buffer.n_steps * buffer.n_envs
             warnings.warn(f"the replay buffer keeps {n_kept} of {len(steps)} demonstrated steps", stacklevel=2)
 
         buffer.end_episodes()
-        # One contiguous run of steps an environment; the first steps again where the last rollout lacks some.
+        # Each environment gets a contiguous sequence of steps; the first steps again fill the last rollout up.
         for step in np.resize(steps, (buffer.n_envs, n_slots * buffer.n_steps)).T:
             buffer.add(
                 self.observations_for(model, step),
                 self.observations_for(model, following[step]),
                 actions[step],
                 self.rewards[step],
-                ended[step],
-                [{"TimeLimit.truncated": each} for each in cut[step].tolist()],
+                done[step],
+                [{"TimeLimit.truncated": each} for each in truncated[step].tolist()],
                 behaviour=mu[step],
                 states=states[step],
             )
@@ -236,21 +242,21 @@ class ExpertDataset:
 
     def _transitions(self, time_limit: int | None) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """
-        The steps to replay; and of every step, which observation follows it, whether a trajectory ends with it, and
-        whether one is cut there.
+        :return: indices of the steps to replay; and for every step: index of the observation that follows it, whether
+            it ends its trajectory, and whether its trajectory is truncated there
         """
-        n, lasts, truncated = self.num_transition, self.lasts, self.truncated
-        replayed, ended, cut = np.ones(n, bool), np.zeros(n, bool), np.zeros(n, bool)
-        following = np.minimum(np.arange(n) + 1, n - 1)  # after a terminal state it is not read
-        if truncated is None:
-            truncated = lasts - self.starts + 1 == time_limit
-            replayed[lasts[truncated]] = False
-            lasts = lasts - truncated
+        n, lasts, is_truncated = self.num_transition, self.lasts, self.truncated
+        replayed, done, truncated = np.ones(n, bool), np.zeros(n, bool), np.zeros(n, bool)
+        following = np.minimum(np.arange(n) + 1, n - 1)  # not used after a terminal state
+        if is_truncated is None:
+            is_truncated = lasts - self.starts + 1 == time_limit
+            replayed[lasts[is_truncated]] = False
+            lasts = lasts - is_truncated
         else:
             following[lasts] = n + np.arange(self.num_traj)
-        ended[lasts] = True
-        cut[lasts] = truncated
-        return np.flatnonzero(replayed), following, ended, cut
+        done[lasts] = True
+        truncated[lasts] = is_truncated
+        return np.flatnonzero(replayed), following, done, truncated
 
 
 def _read(path: str | Path | None, arrays: Mapping[str, np.ndarray] | None) -> dict[str, np.ndarray]:
@@ -270,25 +276,30 @@ def _read(path: str | Path | None, arrays: Mapping[str, np.ndarray] | None) -> d
 
 
 def _check(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Where the trajectories begin, if the arrays are there and fit together."""
+    """
+    :return: indices of the trajectories' first steps, ``[M]``
+    :raises ValueError: if an array is missing, or if the arrays do not fit together
+    """
     for key in KEYS:
         if key not in arrays:
-            raise ValueError(f"demonstrations must have the arrays {', '.join(KEYS)}, got none called {key}")
+            raise ValueError(f"demonstrations must have the arrays {', '.join(KEYS)}, got none named {key}")
     is_start = arrays["episode_starts"].astype(bool).reshape(-1)
-    if not len(is_start) or not is_start[0]:
-        raise ValueError(f"episode_starts must begin with the first step of a trajectory, got {is_start[:5]}")
+    require(len(is_start) > 0 and bool(is_start[0]), "episode_starts", "True at the first step", is_start[:5])
     starts = np.flatnonzero(is_start)
     for key, array in arrays.items():
         expected = len(starts) if key in ("episode_returns", *END_KEYS) else len(is_start)
         if len(array) != expected:
-            raise ValueError(f"{key} must have {expected} rows by episode_starts, got {len(array)}")
+            raise ValueError(f"{key} must have {expected} rows, as episode_starts says, got {len(array)}")
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise ValueError(f"{key} must be finite, got {array[~np.isfinite(array)][0]}")
     return starts
 
 
 def _around(policy: ACERPolicy, actions: np.ndarray, stats: np.ndarray, epsilon: float) -> np.ndarray:
-    """Statistics of distributions around the actions taken, ``[N, P]``, from those of the policy."""
+    """
+    :param stats: statistics of the policy, ``[N, P]``
+    :return: statistics of the distributions of ``behaviour="expert"``, ``[N, P]``
+    """
     family = policy.family
     if not isinstance(family, Categorical):
         return np.concatenate((actions, np.split(stats, 2, -1)[1]), -1)

@@ -1,16 +1,16 @@
 """
-Recording demonstrations: arrays in stable-baselines' npz format, the N steps of M trajectories one after another.
+Recording demonstrations: arrays in stable-baselines' npz format, with the N steps of M trajectories in sequence.
 
-- ``obs``: observations, ``[N, ...]``, ``[N, 1]`` where the space is Discrete; or the paths of N images
-- ``actions``: as the environment got them, ``[N, ...]``, ``[N, 1]`` where the space is Discrete
+- ``obs``: observations, ``[N, ...]``, or ``[N, 1]`` if the space is Discrete; or paths of images, ``[N]``
+- ``actions``: as given to the environment, ``[N, ...]``, or ``[N, 1]`` if the space is Discrete
 - ``rewards``: ``[N]`` or ``[N, 1]``
-- ``episode_starts``: whether a step is its trajectory's first, ``[N]``
+- ``episode_starts``: whether a step is the first of its trajectory, ``[N]``
 - ``episode_returns``: sum of each trajectory's rewards, ``[M]``
 
-Of two more, stable-baselines knows nothing; an old file does without:
+Two more arrays are not part of stable-baselines' format and may be missing:
 
-- ``truncated``: whether a trajectory was cut, by a time limit say, and has no terminal state, ``[M]``
-- ``final_obs``: what followed each trajectory's last step, in the form of ``obs``, ``[M, ...]``
+- ``truncated``: whether a trajectory was truncated, for example by a time limit, and has no terminal state, ``[M]``
+- ``final_obs``: observation after the last step of each trajectory, in the form of ``obs``, ``[M, ...]``
 """
 
 import warnings
@@ -27,6 +27,8 @@ from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, unwrap_vec_normalize
 
+from sb3_acer.checks import check_integer
+
 KEYS = ("actions", "obs", "rewards", "episode_returns", "episode_starts")
 END_KEYS = ("truncated", "final_obs")
 
@@ -38,7 +40,7 @@ class _Step(NamedTuple):
     ends: bool
     truncated: bool
     final_observation: Any
-    """None where the episode goes on"""
+    """None, if the episode continues"""
 
 
 def generate_expert_traj(
@@ -50,25 +52,24 @@ def generate_expert_traj(
     image_folder: str | Path = "recorded_images",
 ) -> dict[str, np.ndarray]:
     """
-    Record an expert's trajectories. Observations and rewards are the environment's own, also where the expert is shown
-    normalised ones.
+    Record trajectories of an expert. Observations and rewards are recorded without normalisation, even if the
+    environment has a VecNormalize wrapper.
 
-    :param model: an agent of SB3, whose actions are sampled; or a function from what the environment shows to what it
-        takes
-    :param save_path: npz file to write, without a suffix; None for none. Images then are PNG files in a folder.
-    :param env: the environment, by default the agent's. Of several environments side by side the first one is recorded.
-    :param n_timesteps: steps that the agent learns first
-    :param n_episodes: trajectories to record
-    :param image_folder: folder of the images, beside the npz file
-    :return: the arrays, as written
+    :param model: an agent of SB3, which acts stochastically; or a function from the environment's observations to
+        actions
+    :param save_path: npz file to write, without suffix; images are then saved as PNG files. None: no file
+    :param env: the environment; None: the agent's. Of a vectorised environment, the first environment is recorded.
+    :param n_timesteps: number of steps to train the agent for, before it is recorded
+    :param n_episodes: number of trajectories to record
+    :param image_folder: folder for images, relative to the folder of the npz file
+    :return: the arrays, as saved
     :raises ValueError: if there is no environment, for Dict observations, and if ``n_episodes`` is less than 1
-    :raises ImportError: if there are images to write and no OpenCV
+    :raises ImportError: if images are to be saved and OpenCV is not installed
     """
     env = model.get_env() if env is None and isinstance(model, BaseAlgorithm) else env
     if env is None:
-        raise ValueError("env must be given where the model has none, got None")
-    if n_episodes < 1:
-        raise ValueError(f"n_episodes must be at least 1, got {n_episodes!r}")
+        raise ValueError("env must be given if the model has none, got None")
+    check_integer("n_episodes", n_episodes)
     require_no_dict(env.observation_space)
     if isinstance(model, BaseAlgorithm) and n_timesteps > 0:
         model.learn(n_timesteps)
@@ -83,7 +84,7 @@ def generate_expert_traj(
         if n_ended == n_episodes:
             break
     if isinstance(model, BaseAlgorithm) and env is model.get_env():
-        model._last_obs = None  # the environment is no longer where the agent left it
+        model._last_obs = None  # the environment has moved on: the agent's next rollout has to reset it
     arrays = _arrays(steps)
     if save_path is not None:
         Path(save_path).parent.mkdir(parents=True, exist_ok=True)
@@ -92,7 +93,7 @@ def generate_expert_traj(
 
 
 def _play(model: BaseAlgorithm | Callable[[Any], Any], env: GymEnv, keep: Callable[[Any], Any]) -> Iterator[_Step]:
-    """Act in the first of the environments without end."""
+    """The steps of the first environment, without end."""
     venv = env if isinstance(env, VecEnv) else DummyVecEnv([lambda: env])
     if venv.num_envs > 1:
         warnings.warn(f"only the first of {venv.num_envs} environments is recorded", stacklevel=3)
@@ -129,7 +130,7 @@ def _arrays(steps: list[_Step]) -> dict[str, np.ndarray]:
     arrays = {key: np.array(rows) for key, rows in columns.items()}
     for key, array in arrays.items():
         if array.ndim == 1 and array.dtype.kind != "U":
-            arrays[key] = array[:, np.newaxis]  # stable-baselines gave numbers an axis
+            arrays[key] = array[:, np.newaxis]  # stable-baselines' arrays of numbers have a second axis
     return {
         **arrays,
         "rewards": rewards,
@@ -145,21 +146,22 @@ def require_no_dict(space: spaces.Space[Any]) -> None:
     :raises ValueError: if it is a Dict
     """
     if isinstance(space, spaces.Dict):
-        raise ValueError(f"observation_space must not be a Dict, which demonstrations have no place for, got {space!r}")
+        raise ValueError(f"observation_space must not be a Dict, which demonstrations do not support, got {space!r}")
 
 
-# OpenCV has blue first. stable-baselines turned three channels round for it, and no four, which are stacked frames.
+# OpenCV's channels are blue, green, red. stable-baselines reverses three channels for it, but not four, which are
+# stacked frames.
 
 
 def read_image(path: Path) -> np.ndarray:
     """
-    :param path: of an image with 1, 3 or 4 channels
-    :return: ``[height, width, channels]``
-    :raises ValueError: if there is none
+    :param path: path of an image with 1, 3 or 4 channels
+    :return: the image, ``[height, width, channels]``
+    :raises ValueError: if there is no such image
     """
     image = _opencv().imread(str(path), -1)
     if image is None:
-        raise ValueError(f"obs must hold paths of images, got {str(path)!r}")
+        raise ValueError(f"obs must be paths of images, got {str(path)!r}")
     channels: np.ndarray = image[..., np.newaxis] if image.ndim == 2 else image
     return channels[..., ::-1] if channels.shape[-1] == 3 else channels
 

@@ -1,4 +1,4 @@
-"""Demonstrations, and agents and environments that they fit."""
+"""Demonstrations, and agents and environments for them."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ SPACES: tuple[spaces.Space[Any], ...] = (
 
 
 class Shows(gym.Env[Any, Any]):
-    """Shows what its observation space draws, for episodes of five steps."""
+    """Observations sampled from the observation space; episodes of five steps."""
 
     def __init__(self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any] | None = None) -> None:
         self.observation_space = observation_space
@@ -43,7 +43,7 @@ def an_agent(env: Any, policy: str = "MlpPolicy", **changes: Any) -> ACER:
 
 
 def old_arrays(lengths: tuple[int, ...] = (4, 3, 5), seed: int = 0) -> dict[str, np.ndarray]:
-    """As stable-baselines saved them, for the observations and actions of `Recorder`."""
+    """Demonstrations as stable-baselines saved them, with observations and actions of `Recorder`."""
     n, rng = sum(lengths), np.random.default_rng(seed)
     starts = np.zeros(n, bool)
     starts[np.cumsum((0, *lengths[:-1]))] = True
@@ -65,7 +65,7 @@ def new_arrays(
 
 
 def expert_of(action_space: spaces.Space[Any], n: int = 400) -> dict[str, np.ndarray]:
-    """One trajectory of an expert whose action depends on the signs of an observation."""
+    """A trajectory of an expert whose action depends on the signs of the observation."""
     rng = np.random.default_rng(0)
     obs = rng.uniform(-1, 1, (n, 2)).astype(np.float32)
     ones = (obs > 0).astype(np.int64)

@@ -1,4 +1,4 @@
-"""What is cloned acts as the expert does."""
+"""A cloned policy acts as the expert does."""
 
 from copy import deepcopy
 from pathlib import Path
@@ -48,7 +48,7 @@ def test_the_deviation_is_the_experts_but_does_not_collapse(noise: float) -> Non
     model = an_agent(Shows(spaces.Box(-1, 1, (2,)), SPACES[3]))
     behaviour_cloning(model, quiet(arrays), 80, 2e-2)
     assert model.policy.log_std is not None
-    expected = noise or 0.1 * 2  # half the range is 2
+    expected = noise or 0.1 * 2  # half of the range is 2
     np.testing.assert_allclose(model.policy.log_std.exp().detach(), expected, rtol=0.2)
 
 
@@ -121,7 +121,7 @@ def test_a_recurrent_clone_does_what_was_shown_at_the_beginning() -> None:
     arrays["obs"][::8, 0] = 2 * shown - 1
     arrays["actions"] = np.repeat(shown, 8)[:, np.newaxis]
     kwargs = {"net_arch": [16], "lstm_hidden_size": 16}
-    model = an_agent(Recorder(), "MlpLstmPolicy", policy_kwargs=kwargs)  # its sequences are shorter than the episodes
+    model = an_agent(Recorder(), "MlpLstmPolicy", policy_kwargs=kwargs)  # sequences are shorter than the episodes
     behaviour_cloning(model, quiet(arrays), 15, 1e-2)
     state, acted = None, []
     for step in range(8):
@@ -134,7 +134,7 @@ def test_a_recurrent_clones_loss_is_that_of_whole_trajectories(capsys: pytest.Ca
     model = an_agent(Recorder(), "MlpLstmPolicy", policy_kwargs={"net_arch": [16], "lstm_hidden_size": 16})
     model.verbose = 1
     with th.no_grad():
-        model.policy.pi_head.weight *= 300  # at first it makes little of what it gets
+        model.policy.pi_head.weight *= 300  # makes the policy depend on its input
     arrays = old_arrays((7, 8))
     arrays["obs"] = arrays["obs"] / 5
     obs = th.from_numpy(np.concatenate((arrays["obs"], arrays["obs"][:1])))[:, np.newaxis]

@@ -1,4 +1,4 @@
-"""What is recorded is read, and what is read is replayed."""
+"""Reading demonstrations and replaying them."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from tests.helpers import Recorder
 
 def test_files_of_stable_baselines_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arrays = old_arrays()
-    arrays["rewards"] = arrays["rewards"][:, np.newaxis]  # so it was where the environment was a VecEnv
+    arrays["rewards"] = arrays["rewards"][:, np.newaxis]  # as saved if the environment was a VecEnv
     dataset = ExpertDataset(str(save(tmp_path / "old.npz", arrays)), sequential_preprocessing=True)
     assert (dataset.num_traj, dataset.num_transition, dataset.truncated) == (3, 12, None)
     assert dataset.avg_ret == pytest.approx(arrays["episode_returns"].mean())
@@ -53,20 +53,20 @@ def test_what_does_not_fit_is_refused() -> None:
         ExpertDataset()
     with pytest.raises(ValueError, match="got both"):
         ExpertDataset("expert.npz", arrays)
-    with pytest.raises(ValueError, match="got none called rewards"):
+    with pytest.raises(ValueError, match="got none named rewards"):
         quiet({key: array for key, array in arrays.items() if key != "rewards"})
-    with pytest.raises(ValueError, match="actions must have 12 rows by episode_starts, got 11"):
+    with pytest.raises(ValueError, match="actions must have 12 rows, as episode_starts says, got 11"):
         quiet({**arrays, "actions": arrays["actions"][1:]})
-    with pytest.raises(ValueError, match="episode_returns must have 3 rows by episode_starts, got 2"):
+    with pytest.raises(ValueError, match="episode_returns must have 3 rows, as episode_starts says, got 2"):
         quiet({**arrays, "episode_returns": arrays["episode_returns"][1:]})
     with pytest.raises(ValueError, match="rewards must be finite, got nan"):
         quiet({**arrays, "rewards": np.full(12, np.nan)})
-    with pytest.raises(ValueError, match="episode_starts must begin with the first step"):
+    with pytest.raises(ValueError, match="episode_starts must be True at the first step"):
         quiet({**arrays, "episode_starts": np.roll(arrays["episode_starts"], 1)})
     for changes, message in (
         ({"train_fraction": 0}, r"train_fraction must be in \(0, 1\], got 0"),
         ({"train_fraction": 1.1}, r"train_fraction must be in \(0, 1\], got 1.1"),
-        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"batch_size": 0}, "batch_size must be an integer of at least 1, got 0"),
         ({"traj_limitation": 4}, r"traj_limitation must be -1 or in \[1, 3\], got 4"),
         ({"traj_limitation": 0}, r"traj_limitation must be -1 or in \[1, 3\], got 0"),
     ):
@@ -103,7 +103,7 @@ def test_epochs_have_an_order_of_their_own_if_wanted() -> None:
 
 
 def replayed(model: ACER) -> dict[int, tuple[Any, ...]]:
-    """By step: action, reward, terminated, truncated, what followed."""
+    """By step: action, reward, terminated, truncated, next observation."""
     rows: dict[int, tuple[Any, ...]] = {}
     for _ in range(50):
         batch = model.replay_buffer.sample(4)
@@ -130,7 +130,7 @@ def test_what_is_replayed_is_what_was_demonstrated() -> None:
         assert action == arrays["actions"][step, 0]
         assert reward == pytest.approx(arrays["rewards"][step])
         assert terminated == (step in (3, 11))
-        assert truncated == (step in (5, 6))  # the first environment's last step, and a trajectory that was cut
+        assert truncated == (step in (5, 6))  # the first environment's last step, and a truncated trajectory
         assert terminated or following == (101 if step == 6 else step + 1)
 
 
@@ -175,7 +175,7 @@ def test_demonstrations_and_rollouts_are_episodes_apart() -> None:
     model = an_agent(Recorder(length=100), n_steps=6, replay_start=0).learn(12)
     quiet(new_arrays()).to_replay_buffer(model)
     assert model.replay_buffer.size() == 24
-    for ages in (-1, -3):  # the last demonstration, and the last step before them
+    for ages in (-1, -3):  # the last demonstrated step, and the last step before the demonstrations
         slot = model.replay_buffer.pos + ages
         batch = model.replay_buffer.gather(np.array([slot]), np.array([0]), None, th.device("cpu"))
         assert (batch.terminated | batch.truncated)[-1].all()
@@ -237,9 +237,9 @@ def test_more_demonstrations_than_the_buffer_holds_are_warned_of() -> None:
 def test_arguments_of_a_replay_are_checked() -> None:
     model, dataset = an_agent(Recorder()), quiet(new_arrays())
     for arguments, message in (
-        ({"behaviour": "uniform"}, "behaviour must be 'expert' or 'policy', got 'uniform'"),
+        ({"behaviour": "uniform"}, "behaviour must be one of expert, policy, got 'uniform'"),
         ({"epsilon": 0}, r"epsilon must be in \(0, 1\], got 0"),
-        ({"time_limit": 1}, "time_limit must be None or at least 2, got 1"),
+        ({"time_limit": 1}, "time_limit must be an integer of at least 2, got 1"),
     ):
         with pytest.raises(ValueError, match=message):
             dataset.to_replay_buffer(model, **arguments)

@@ -1,4 +1,4 @@
-"""What an expert does is what is recorded."""
+"""Recordings hold what the expert did and what the environment returned."""
 
 import runpy
 import sys
@@ -19,7 +19,7 @@ from tests.helpers import Constant, Recorder
 
 
 class Watcher:
-    """An expert who always does the same, and remembers what it was shown."""
+    """An expert that always takes action 0 and keeps the observations that it gets."""
 
     def __init__(self) -> None:
         self.shown: list[np.ndarray] = []
@@ -135,7 +135,7 @@ def test_images_named_by_a_path_from_elsewhere_are_found_beside_the_file(tmp_pat
     model = an_agent(DummyVecEnv([lambda: env]), "CnnPolicy", policy_kwargs={})
     dataset = ExpertDataset(save(tmp_path / "old.npz", old), verbose=0)
     assert dataset.observations_for(model, np.arange(5)).shape == (5, 1, 40, 36)
-    with pytest.raises(ValueError, match=r"obs must hold paths.*got 'some/folder/recorded_images/0.png'"):
+    with pytest.raises(ValueError, match=r"obs must be paths.*got 'some/folder/recorded_images/0.png'"):
         quiet(old).observations_for(model, np.arange(5))
 
 
@@ -151,7 +151,7 @@ def test_images_without_opencv_are_refused_in_one_line(tmp_path: Path, monkeypat
 def test_a_recording_that_cannot_be_made_is_refused() -> None:
     with pytest.raises(ValueError, match="env must be given"):
         generate_expert_traj(lambda observation: 0)
-    with pytest.raises(ValueError, match="n_episodes must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="n_episodes must be an integer of at least 1, got 0"):
         generate_expert_traj(lambda observation: 0, env=Recorder(), n_episodes=0)
     with pytest.raises(ValueError, match="observation_space must not be a Dict"):
         generate_expert_traj(lambda observation: 0, env=Shows(spaces.Dict({"a": spaces.Discrete(2)})))
