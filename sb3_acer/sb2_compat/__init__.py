@@ -1,1 +1,1 @@
-"""What stable-baselines' users bring along: its method names, and agents that it saved."""
+"""Compatibility with stable-baselines: its method names, and agents that it saved."""

@@ -1,4 +1,4 @@
-"""What stable-baselines' agents could do and those of stable-baselines3 cannot, under its names."""
+"""Methods of stable-baselines' agents that stable-baselines3's agents do not have, under their old names."""
 
 import pathlib
 from collections.abc import Callable
@@ -26,10 +26,10 @@ SelfInterface = TypeVar("SelfInterface", bound="StableBaselinesInterface")
 
 class OldNames:
     """
-    A callback that also gets to know the local variables that stable-baselines' callbacks did.
+    Wraps a callback, which then finds the local variables of stable-baselines in its ``locals`` too.
 
     :param callback: the callback
-    :param old_locals: from SB3's local variables to stable-baselines'
+    :param old_locals: returns stable-baselines' local variables, given SB3's
     """
 
     def __init__(self, callback: BaseCallback, old_locals: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
@@ -44,11 +44,11 @@ class OldNames:
 
 
 class StableBaselinesInterface(RolloutAlgorithm):
-    """Methods of stable-baselines' agents, for an agent that has an average policy."""
+    """Base class that adds methods of stable-baselines' agents to an agent with an average policy."""
 
     average_policy: ACERPolicy
     _n_replays: int
-    """replayed batches after the last rollout"""
+    """batches replayed after the last rollout"""
 
     def collect_rollouts(self, env: VecEnv, callback: BaseCallback, *args: Any, **kwargs: Any) -> RolloutReturn:
         named = cast(BaseCallback, OldNames(callback, self._old_locals))
@@ -74,13 +74,13 @@ class StableBaselinesInterface(RolloutAlgorithm):
         mask: np.ndarray | None = None,
     ) -> tuple[np.ndarray, Any]:
         """
-        Actions for observations, see :meth:`ACERPolicy.predict`.
+        Choose actions, see :meth:`ACERPolicy.predict`.
 
-        :param mask: stable-baselines' name of ``episode_start``
+        :param mask: stable-baselines' name for ``episode_start``
         :raises ValueError: also if both are given
         """
         if mask is not None and episode_start is not None:
-            raise ValueError("mask is another name of episode_start: one of them must be None, got both")
+            raise ValueError("mask is another name for episode_start: one of them must be None, got both")
         return self.policy.predict(observation, state, episode_start if mask is None else mask, deterministic)
 
     def action_probability(
@@ -92,17 +92,18 @@ class StableBaselinesInterface(RolloutAlgorithm):
         logp: bool = False,
     ) -> Any:
         """
-        The policy's distribution, or the probability of given actions, as in stable-baselines.
+        Parameters of the policy's distribution, or probabilities of given actions, as in stable-baselines.
 
-        :param observation: of one environment, or of N; results for one have no axis of length N
-        :param state: what :meth:`predict` returned last; None for nothing
-        :param mask: where an episode begins and nothing is remembered, bool, ``[N]``
-        :param actions: elements of the action space, one an observation
-        :param logp: return the logarithm of the given actions' probability
-        :return: without ``actions``: Discrete: probabilities, ``[N, n]``; MultiDiscrete: a list of such, one a factor;
-            MultiBinary: probabilities of 1, ``[N, D]``; Box: mean and standard deviation, ``[N, ...]`` each. With
-            them: their mass, or their density where they are continuous, ``[N, 1]``
-        :raises ValueError: for actions that are no elements of the space or not as many as observations
+        :param observation: of one environment, or of N environments; for one, the results have no axis of length N
+        :param state: recurrent state that :meth:`predict` returned last; None: initial state
+        :param mask: whether an episode begins, so that the recurrent state is reset, bool, ``[N]``
+        :param actions: elements of the action space, one per observation
+        :param logp: whether to return logarithms of the given actions' probabilities
+        :return: without ``actions``, the parameters: for Discrete the probabilities, ``[N, n]``; for MultiDiscrete a
+            list of them, one per factor; for MultiBinary the probabilities of 1, ``[N, D]``; for Box mean and standard
+            deviation, ``[N, ...]`` each. With ``actions``, their probabilities, or probability densities for Box,
+            ``[N, 1]``
+        :raises ValueError: if actions are not elements of the action space, or not as many as observations
         """
         policy, family = self.policy, self.policy.family
         stats, _, vectorized = policy.predict_statistics(observation, state, mask)
@@ -126,11 +127,11 @@ class StableBaselinesInterface(RolloutAlgorithm):
         adam_epsilon: float = 1e-8,
         val_interval: int | None = None,
     ) -> SelfInterface:
-        """Clone the policy that demonstrated, see :func:`~sb3_acer.demonstrations.cloning.behaviour_cloning`."""
+        """Clone an expert's policy, see :func:`~sb3_acer.demonstrations.cloning.behaviour_cloning`."""
         return behaviour_cloning(self, dataset, n_epochs, learning_rate, adam_epsilon, val_interval)
 
     def record_distributions(self, update: Update) -> None:
-        """Log what stable-baselines logs with ``full_tensorboard_log=True``: histograms, and images as such."""
+        """Log histograms and images, as stable-baselines does with ``full_tensorboard_log=True``."""
         distributions: dict[str, Any] = {
             "rewards": update.batch.rewards,
             "advantages": update.advantage,
@@ -143,7 +144,7 @@ class StableBaselinesInterface(RolloutAlgorithm):
             parts = {f"observations/{key}": (rows, space[key]) for key, rows in observations.items()}
         for name, (rows, part) in parts.items():
             if is_image_space(part):
-                newest = rows[0, 0] if rows.shape[2] in (1, 3) else rows[0, 0, -1:]  # of a stack
+                newest = rows[0, 0] if rows.shape[2] in (1, 3) else rows[0, 0, -1:]  # the newest frame of a stack
                 self.logger.record(f"images/{name}", Image(newest, "CHW"), exclude=_ALL_BUT_TENSORBOARD)
             else:
                 distributions[name] = rows.float()
@@ -151,23 +152,23 @@ class StableBaselinesInterface(RolloutAlgorithm):
             self.logger.record(f"histograms/{name}", values.flatten(), exclude=_ALL_BUT_TENSORBOARD)
 
     def setup_model(self) -> None:
-        """Build the networks, where ``_init_setup_model`` was False."""
+        """Build the networks, if ``_init_setup_model`` was False."""
         self._setup_model()
 
     def get_parameter_list(self) -> list[th.nn.Parameter]:
         """
-        :return: what is learnt
+        :return: the policy's trainable parameters
         """
         return list(self.policy.parameters())
 
     def load_parameters(self, load_path_or_dict: str | pathlib.Path | dict[str, Any], exact_match: bool = True) -> None:
         """
-        Take over parameters, and nothing else, from a saved agent or a dict.
+        Load parameters, and nothing else, from a saved agent or a dict.
 
-        :param load_path_or_dict: what :meth:`save` wrote, what :meth:`get_parameters` returned, or a dict from the
-            names of the policy's parameters (those of ``policy.state_dict()``) to arrays; the average policy is then a
-            copy
-        :param exact_match: whether all parameters have to be there; otherwise those that are not keep their values
+        :param load_path_or_dict: path of a file that :meth:`save` wrote, the result of :meth:`get_parameters`, or a
+            dict with the names of ``policy.state_dict()`` as keys and arrays as values; such a dict sets the average
+            policy too
+        :param exact_match: whether all parameters must be given; otherwise missing ones keep their values
         :raises ValueError: for unknown or missing names, and for arrays of another shape
         """
         if not isinstance(load_path_or_dict, dict) or any(isinstance(x, dict) for x in load_path_or_dict.values()):

@@ -1,7 +1,8 @@
 """
-Agents that stable-baselines' ACER saved, as agents of this package: weights, arguments, observation statistics.
+Converts agents saved by stable-baselines' ACER to agents of this package: parameters, arguments, observation
+statistics.
 
-Their files are not trusted: :mod:`sb3_acer.sb2_compat.pickles` reads them, and nothing of theirs runs.
+The files are untrusted: :mod:`sb3_acer.sb2_compat.pickles` reads them without running code that they contain.
 """
 
 import argparse
@@ -35,7 +36,7 @@ from sb3_acer.sb2_compat.networks import (
     make_design,
     make_network,
     make_policy_kwargs,
-    set_weights,
+    set_parameters,
 )
 from sb3_acer.sb2_compat.pickles import (
     PickleReader,
@@ -50,7 +51,7 @@ from sb3_acer.sb2_compat.pickles import (
 )
 
 MAX_JSON_BYTES = 2**24
-"""as objects, JSON takes up to twenty times its bytes"""
+"""parsed JSON takes up to twenty times as much memory"""
 
 _NUMBER = (int, float)
 ARGUMENTS: dict[str, tuple[type, ...]] = {
@@ -62,9 +63,9 @@ ARGUMENTS: dict[str, tuple[type, ...]] = {
     "max_grad_norm": (*_NUMBER, type(None)),
     "seed": (int, type(None)),
 }
-"""of ACER, as a file may hold them"""
+"""arguments of ACER that are taken from a file, and their types"""
 
-# What an agent's file has to name: it is read off its records, or of no use here.
+# Names that the file of an agent usually contains. Others are reported.
 _EXPECTED = re.compile(
     r"numpy\.(ndarray|dtype|core\.multiarray\.(_reconstruct|scalar)|core\.numeric\._frombuffer"
     r"|random\.\w+\.(RandomState|MT19937|__\w+_ctor)|u?int\d+|float\d+|bool_?)"
@@ -75,42 +76,42 @@ _EXPECTED = re.compile(
 
 
 class MigrationError(ValueError):
-    """A file of stable-baselines cannot be read or converted; the message names the file and the reason."""
+    """A file of stable-baselines cannot be read or converted. The message has the file's name and the reason."""
 
 
 class Saved(NamedTuple):
-    """What is taken from a file."""
+    """The content of a file."""
 
     observation_space: spaces.Space[Any]
     action_space: spaces.Discrete
     n_envs: int
     arguments: dict[str, Any]
-    """of ACER"""
+    """arguments of ACER"""
     activation_fn: type[nn.Module]
     network: Network
     left_out: list[str]
-    """what the file holds besides, where that is unusual"""
+    """unusual content that is not used"""
 
 
 def load_stable_baselines(
     path: str | Path, env: GymEnv | str | None = None, *, obs_rms: str | Path | None = None, **kwargs: Any
 ) -> ACER:
     """
-    Load an agent that stable-baselines' ACER saved, in either of its formats, without running anything of the file's.
+    Load an agent that stable-baselines' ACER saved, in either of its formats, without running code of the file.
 
-    The average policy and the optimiser's state, which stable-baselines does not save, begin anew: the former as a copy
-    of the policy.
+    stable-baselines saves neither the average policy nor the optimiser's state. The average policy starts as a copy of
+    the policy, the optimiser from its initial state.
 
-    :param path: the file; its suffix ``.zip`` or ``.pkl`` can be left out
-    :param env: environment to go on in, or the name of a registered one. The bounds of its observations may be others
-        than those that were saved.
-    :param obs_rms: file of the observations' running mean and variance: of ``VecNormalize.save_running_average``, or a
-        whole ``VecNormalize``. ``model.get_env()`` then normalises observations as the agent knows them, by a
-        VecNormalize around ``env`` that learns no more (see :func:`load_obs_rms`). Without ``env``, only
-        ``model.get_vec_normalize_env()`` is there, to normalise single observations or to be saved.
-    :param kwargs: arguments of :class:`ACER`, which replace what was saved. ``policy`` and, of ``policy_kwargs``,
-        ``net_arch``, ``layers`` and ``act_fun`` are understood as in stable-baselines: for a policy class of one's own,
-        they say which of stable-baselines' it is like.
+    :param path: the file; the suffix ``.zip`` or ``.pkl`` may be left out
+    :param env: environment for further training, or the name of a registered one. The bounds of its observation space
+        may differ from the saved ones.
+    :param obs_rms: file with the running mean and variance of the observations, saved by
+        ``VecNormalize.save_running_average`` or as a whole ``VecNormalize``. ``model.get_env()`` is then a VecNormalize
+        around ``env`` that normalises observations without updating its statistics, see :func:`load_obs_rms`. Without
+        ``env`` there is only ``model.get_vec_normalize_env()``, which can normalise observations and be saved.
+    :param kwargs: arguments of :class:`ACER` that replace the saved ones. ``policy``, and ``net_arch``, ``layers`` and
+        ``act_fun`` in ``policy_kwargs``, have their meaning in stable-baselines: for a custom policy class, they say
+        which policy of stable-baselines has the same network.
     :return: the agent
     :raises MigrationError: if the file cannot be read or converted, or if ``env`` has other observations or actions
     """
@@ -136,20 +137,21 @@ def load_stable_baselines(
         model._setup_model()
     if env is None and obs_rms is not None:
         model._vec_normalize_env = load_obs_rms(obs_rms, _stand_in(space, saved.action_space))
-    set_weights(model.policy, saved.network)
+    set_parameters(model.policy, saved.network)
     model.average_policy.load_state_dict(model.policy.state_dict())
     return model
 
 
 def load_obs_rms(path: str | Path, venv: VecEnv) -> VecNormalize:
     """
-    Normalise observations by the statistics that stable-baselines saved, as an agent was evaluated there.
+    Normalise observations by statistics that stable-baselines saved.
 
     :param path: file of ``VecNormalize.save_running_average`` (``obs_rms.pkl``), or of a whole ``VecNormalize``
     :param venv: the environment
-    :return: a VecNormalize around it, which neither goes on to learn (``training`` is False) nor normalises rewards
+    :return: a VecNormalize around it, which does not update its statistics (``training`` is False) and does not
+        normalise rewards
     :raises ValueError: if ``venv`` is normalised already
-    :raises MigrationError: if the file cannot be read, or its statistics are of other observations
+    :raises MigrationError: if the file cannot be read, or if its statistics do not fit the observations
     """
     path = Path(path)
     if unwrap_vec_normalize(venv) is not None:
@@ -164,11 +166,11 @@ def load_obs_rms(path: str | Path, venv: VecEnv) -> VecNormalize:
         count = float(to_scalar(fields["count"]))
         space = venv.observation_space
         if not (mean.shape == var.shape == space.shape):
-            raise ValueError(f"its statistics are of the shapes {mean.shape} and {var.shape}, observations {space}")
+            raise ValueError(f"statistics have the shapes {mean.shape} and {var.shape}, but observations are {space}")
         if not (
             np.isfinite((mean, var)).all() and (var >= 0).all() and all(x > 0 for x in (count, *settings.values()))
         ):
-            raise ValueError("a mean is not finite, or another statistic is not positive")
+            raise ValueError("means and variances must be finite, variances at least 0, other statistics above 0")
         normalize = VecNormalize(venv, training=False, norm_reward=False)
     vars(normalize).update(settings)
     vars(normalize.obs_rms).update(mean=mean, var=var, count=count)
@@ -178,8 +180,9 @@ def load_obs_rms(path: str | Path, venv: VecEnv) -> VecNormalize:
 def read_stable_baselines(path: Path, policy: str | None, policy_kwargs: dict[str, Any]) -> Saved:
     """
     :param path: file of an agent
-    :param policy: replaces the name of the saved policy's class
-    :param policy_kwargs: replace what was saved of them
+    :param policy: name of a policy of stable-baselines; None: the saved one
+    :param policy_kwargs: replace the saved ones
+    :return: the content of the file
     :raises MigrationError: if the file cannot be read or converted
     """
     with _named(path):
@@ -213,13 +216,13 @@ def _read_pickle(content: bytes, reader: PickleReader) -> tuple[dict[str, Any], 
         case (dict() as data, list() | dict() as parameters):
             pass
         case _:
-            raise ValueError("it must hold a dict and arrays")
+            raise ValueError("the pickle must contain a dict and arrays")
     arrays, n_bytes = [], 0
     for value in parameters.values() if isinstance(parameters, dict) else parameters:
         arrays.append(to_array(value))
         n_bytes += arrays[-1].nbytes
         if n_bytes > len(content):
-            raise ValueError("it has more arrays than bytes")
+            raise ValueError("the arrays have more bytes than the file")
     if isinstance(parameters, dict):
         return data, dict(zip(map(_short_name, parameters), arrays, strict=True))
     return data, arrays
@@ -229,13 +232,13 @@ def _read_zip(content: bytes, reader: PickleReader) -> tuple[dict[str, Any], dic
     with read_zip(content) as archive:
         missing = {"data", "parameters", "parameter_list"} - set(archive.namelist())
         if missing:
-            raise ValueError(f"it is no zip archive of stable-baselines (2), for it lacks {listed(sorted(missing))}")
+            raise ValueError(f"the zip archive is not from stable-baselines (2): it lacks {listed(sorted(missing))}")
         for name in ("data", "parameter_list"):
             if archive.getinfo(name).file_size > MAX_JSON_BYTES:
-                raise ValueError(f"its {name} has more than {MAX_JSON_BYTES} bytes")
+                raise ValueError(f"{name} has more than {MAX_JSON_BYTES} bytes")
         data, names = (json.loads(archive.read(name)) for name in ("data", "parameter_list"))
         if not (isinstance(data, dict) and isinstance(names, list) and all(isinstance(name, str) for name in names)):
-            raise ValueError("its JSON must be a dict and a list of names")
+            raise ValueError("data must be a JSON object, and parameter_list a list of names")
         with read_zip(archive.read("parameters")) as parameters:
             arrays = {_short_name(name): read_npy(parameters.read(f"{name}.npy")) for name in dict.fromkeys(names)}
     return {key: _deserialized(value, reader) for key, value in data.items()}, arrays
@@ -247,7 +250,7 @@ def _deserialized(value: Any, reader: PickleReader) -> Any:
 
 
 def _short_name(name: str) -> str:
-    """A TensorFlow variable's without scope and index."""
+    """The name of a TensorFlow variable without scope and index."""
     return name.removeprefix("model/").removesuffix(":0")
 
 
@@ -258,16 +261,16 @@ def _is_admitted(name: str, value: Any) -> bool:
 
 def to_space(value: Any) -> spaces.Space[Any]:
     """
-    :param value: record of one of gym's spaces
-    :return: the same of gymnasium's
-    :raises ValueError: if it is none, or one of another kind than stable-baselines' policies took
+    :param value: record of a space of gym
+    :return: the same space of gymnasium
+    :raises ValueError: for other values, and for spaces that stable-baselines' policies do not support
     """
     name, fields = _object(value)
     match name.removeprefix("gym.spaces.").rpartition(".")[2]:
         case "Box":
             low, high = to_array(fields["low"]), to_array(fields["high"])
             dtype = to_dtype(fields.get("dtype", "float32"))
-            if dtype.kind == "f":  # gym's environments had the largest float where gymnasium's have infinity
+            if dtype.kind == "f":  # gym uses the largest float where gymnasium uses infinity
                 huge = np.finfo(np.float32).max
                 low, high = np.where(low <= -huge, -np.inf, low), np.where(high >= huge, np.inf, high)
             return spaces.Box(low.astype(dtype), high.astype(dtype), dtype=dtype.type)
@@ -277,35 +280,35 @@ def to_space(value: Any) -> spaces.Space[Any]:
             return spaces.MultiDiscrete(to_array(fields["nvec"]).astype(np.int64))
         case "MultiBinary":
             return spaces.MultiBinary(to_scalar(fields["n"]))
-    raise ValueError(f"it has a {name} where one of gym's spaces should be")
+    raise ValueError(f"expected a space of gym, found {name}")
 
 
 def _object(value: Any) -> tuple[str, dict[str, Any]]:
-    """Name and attributes."""
+    """The name of the object's class, and the object's attributes."""
     if isinstance(value, Record) and isinstance(value.state, dict):
         return value.name, value.state
-    raise ValueError(f"it has a {type(value).__name__} where an object with attributes should be")
+    raise ValueError(f"expected an object with attributes, found {type(value).__name__}")
 
 
 def _find(path: Path) -> Path:
-    """As stable-baselines did, which adds a suffix where there is none."""
+    """The path of an existing file, with a suffix if needed, like stable-baselines."""
     return next((each for each in (path, Path(f"{path}.zip"), Path(f"{path}.pkl")) if each.is_file()), path)
 
 
 @contextmanager
 def _named(path: Path, errors: type[Exception] = Exception) -> Iterator[None]:
-    """Whatever goes wrong is a MigrationError that names the file; a file that cannot be opened stays an OSError."""
+    """Turn errors into a MigrationError with the file's name. An OSError, if the file cannot be opened, stays."""
     try:
         yield
     except (MigrationError, OSError):
         raise
     except errors as error:
-        reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
+        reason = f"{error} is missing" if isinstance(error, KeyError) else str(error) or type(error).__name__
         raise MigrationError(f"{path} cannot be migrated: {reason}") from error
 
 
 def _require_alike(path: Path, env: VecEnv, space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
-    """Bounds may differ: gymnasium's environments have others than gym's."""
+    """Check the spaces of an environment. Bounds may differ, since those of gymnasium's and gym's environments do."""
     alike = (
         isinstance(env.observation_space, spaces.Box)
         and env.observation_space.shape == space.shape
@@ -321,7 +324,7 @@ def _require_alike(path: Path, env: VecEnv, space: spaces.Space[Any], action_spa
 
 
 def _stand_in(observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> VecEnv:
-    """An environment that has spaces and no more."""
+    """An environment that only has spaces."""
     env: gym.Env[Any, Any] = gym.Env()
     env.observation_space, env.action_space = observation_space, action_space
     return DummyVecEnv([lambda: env])
@@ -332,13 +335,13 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(
         "sb3-acer migrate", description="Convert an agent saved by stable-baselines' ACER."
     )
-    parser.add_argument("old", metavar="OLD", type=Path, help="the file, a pickle or a zip archive")
+    parser.add_argument("old", metavar="OLD", type=Path, help="the saved agent, a pickle or a zip archive")
     parser.add_argument("new", metavar="NEW", type=Path, help="the file to write, for ACER.load")
-    parser.add_argument("--obs-rms", type=Path, help="running mean and variance of the observations (obs_rms.pkl)")
-    parser.add_argument("--env", help="name of the environment, to take its spaces instead of the saved ones")
+    parser.add_argument("--obs-rms", type=Path, help="file with statistics of the observations (obs_rms.pkl)")
+    parser.add_argument("--env", help="environment whose spaces replace the saved ones")
     options = parser.parse_args(arguments)
     new = options.new if options.new.suffix else options.new.with_suffix(".zip")
-    # An agent that was saved as verbose prints while it is made.
+    # An agent that was saved with verbose=1 prints when it is made.
     with warnings.catch_warnings(record=True) as said, redirect_stdout(io.StringIO()):
         warnings.simplefilter("always")
         try:
@@ -346,8 +349,8 @@ def main(arguments: list[str]) -> None:
             model.save(new)
         except (ValueError, OSError, gym.error.Error) as error:
             sys.exit(f"sb3-acer migrate: {error}")
-    n_weights = sum(weight.numel() for weight in model.policy.parameters())
-    print(f"{type(model.policy).__name__} with {n_weights} weights: {new}")
+    n_parameters = sum(parameter.numel() for parameter in model.policy.parameters())
+    print(f"{type(model.policy).__name__} with {n_parameters} parameters: {new}")
     for warning in said:
         print(f"Note: {warning.message}")
     snippet = ["from sb3_acer import ACER", f"model = ACER.load({str(new)!r})"]

@@ -1,7 +1,7 @@
 """
-The networks of stable-baselines' policies, as it saved them, and their weights in a policy of this package.
+Networks of stable-baselines' policies, and how to copy their parameters to a policy of this package.
 
-A file holds arrays, with the names of their layers or in the order in which stable-baselines makes them.
+A file contains arrays, either with the names of their layers or in the order in which stable-baselines makes them.
 """
 
 import math
@@ -35,17 +35,17 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "softsign": nn.Softsign,
     "tanh": nn.Tanh,
 }
-"""by TensorFlow's names"""
+"""activation functions by their names in TensorFlow"""
 
 CNN = ("c1", "c2", "c3", "fc1")
-"""layers of nature_cnn"""
+"""layers of stable-baselines' nature_cnn"""
 LSTM = ("wx", "wh", "b")
 """arrays of an LSTM"""
 LAYER_NORM = ("gx", "bx", "gh", "bh", "gc", "bc")
-"""those of a layer-normalised one besides"""
+"""additional arrays of a layer-normalised LSTM"""
 
 _LAYER = re.compile(r"c[123]|fc1|(shared|pi|vf)_fc\d+|lstm1|pi|vf|q")
-# One's own class often ends in the name of the class that it changes.
+# The name of a custom class often ends in that of its base class.
 _POLICY = re.compile(r"(Mlp|Cnn)(Ln)?(Lstm)?Policy$")
 
 
@@ -70,7 +70,7 @@ class SharedLayers(BaseFeaturesExtractor):
 
 
 class Layer(NamedTuple):
-    """A fully connected or convolutional layer, in stable-baselines' layout."""
+    """A fully connected or convolutional layer, with stable-baselines' order of axes."""
 
     weight: np.ndarray
     """``[in, out]``, or ``[height, width, in, out]``"""
@@ -84,7 +84,7 @@ class Network(NamedTuple):
     convolutions: list[Layer]
     shared: list[Layer]
     lstm: dict[str, np.ndarray]
-    """empty for none"""
+    """empty, if there is no LSTM"""
     pi: list[Layer]
     """the head last"""
     q: list[Layer]
@@ -92,21 +92,22 @@ class Network(NamedTuple):
 
 
 class Design(NamedTuple):
-    """What the policy's class and its ``policy_kwargs`` say of the network."""
+    """What the policy's class and its ``policy_kwargs`` say about the network."""
 
     is_cnn: bool
     lstm: tuple[str, ...]
-    """the LSTM's arrays, none without one"""
+    """names of the LSTM's arrays; empty, if there is no LSTM"""
     net_arch: list[Any] | None
-    """in stable-baselines' notation; None where they say nothing"""
+    """in stable-baselines' notation; None, if it is not given"""
     activation_fn: type[nn.Module]
 
 
 def make_design(policy: Any, policy_kwargs: dict[str, Any]) -> Design:
     """
-    :param policy: record of the policy's class, or its name
-    :param policy_kwargs: in stable-baselines' words
-    :raises ValueError: if the class or an argument is none of stable-baselines' own
+    :param policy: record of the policy's class, or the class's name
+    :param policy_kwargs: arguments of the policy, as in stable-baselines
+    :return: what they say about the network
+    :raises ValueError: if the class or an argument is not stable-baselines' own
     """
     name, activation, extractor = (
         each.name if isinstance(each, Record) else each
@@ -115,8 +116,8 @@ def make_design(policy: Any, policy_kwargs: dict[str, Any]) -> Design:
     match = _POLICY.search(name) if isinstance(name, str) else None
     if match is None:
         raise ValueError(
-            f"policy must be one of stable-baselines' own, got {shown(name)}: say which it is like, by "
-            "policy='MlpPolicy' and policy_kwargs=dict(net_arch=..., act_fun='tanh'), in stable-baselines' words"
+            f"policy must be one of stable-baselines' own, got {shown(name)}: name one that has the same network, by "
+            "policy='MlpPolicy' and policy_kwargs=dict(net_arch=..., act_fun='tanh'), as in stable-baselines"
         )
     activation_fn = ACTIVATIONS.get(activation.rpartition(".")[2]) if isinstance(activation, str) else None
     if activation_fn is None:
@@ -132,10 +133,16 @@ def make_design(policy: Any, policy_kwargs: dict[str, Any]) -> Design:
 
 def fit_network(arrays: list[np.ndarray], design: Design, space: spaces.Space[Any], n_actions: int) -> Network:
     """
-    :func:`make_network` of arrays without names: as ``design`` says, else as stable-baselines makes a network by
-    default, else as the arrays' shapes admit of no other.
+    :func:`make_network` for arrays without names. If ``design`` does not determine the layers, stable-baselines'
+        default
+    is tried first, then every other network.
 
-    :raises ValueError: if there is no such network, or more than one
+    :param arrays: in the order in which stable-baselines makes them
+    :param design: what is known about the network
+    :param space: observation space of the saved agent
+    :param n_actions: number of actions
+    :return: the network
+    :raises ValueError: if no network fits the arrays, or if several other than the default do
     """
     networks, reasons = [], []
     for layers in _candidates(design, (len(arrays) - len(design.lstm)) // 2 - 3):
@@ -143,7 +150,7 @@ def fit_network(arrays: list[np.ndarray], design: Design, space: spaces.Space[An
         names = [f"{layer}/{part}" for layer in (*layers, "vf", "pi", "q") for part in parts.get(layer, ("w", "b"))]
         try:
             if len(names) != len(arrays):
-                raise ValueError(f"it has {len(arrays)} arrays, and its policy has {len(names)}")
+                raise ValueError(f"the file has {len(arrays)} arrays, but its policy {len(names)}")
             networks.append(make_network(dict(zip(names, arrays, strict=True)), space, n_actions))
         except ValueError as reason:
             reasons.append(reason)
@@ -152,12 +159,12 @@ def fit_network(arrays: list[np.ndarray], design: Design, space: spaces.Space[An
     if not networks:
         raise reasons[0]
     if len(networks) > 1:
-        raise ValueError("networks of more than one kind fit: name one by policy_kwargs=dict(net_arch=...)")
+        raise ValueError("several networks fit the arrays: choose one by policy_kwargs=dict(net_arch=...)")
     return networks[0]
 
 
 def _candidates(design: Design, n_layers: int) -> Iterator[list[str]]:
-    """Names of the layers below the heads, in the order in which stable-baselines makes them."""
+    """Possible networks: names of the layers below the heads, in the order in which stable-baselines makes them."""
     is_recurrent = bool(design.lstm)
     if design.is_cnn:
         yield [*CNN, *["lstm1"] * is_recurrent]
@@ -186,11 +193,11 @@ def _layer_names(net_arch: list[Any], is_recurrent: bool) -> list[str]:
 
 def make_network(arrays: dict[str, np.ndarray], space: spaces.Space[Any], n_actions: int) -> Network:
     """
-    :param arrays: by the names of their layers and kinds, in the order in which stable-baselines makes them
-    :param space: of the observations, as the old agent saw them
+    :param arrays: arrays by name (``LAYER/KIND``), in the order in which stable-baselines makes them
+    :param space: observation space of the saved agent
     :param n_actions: number of actions
-    :return: the network; its first fully connected layer takes images with their channels first, as SB3 gives them
-    :raises ValueError: if the arrays make no network for such observations and actions
+    :return: the network; its first fully connected layer expects images with channels first, as SB3 gives them
+    :raises ValueError: if the arrays do not make a network for these observations and actions
     """
     layers: dict[str, dict[str, np.ndarray]] = {}
     for name, array in arrays.items():
@@ -205,7 +212,7 @@ def make_network(arrays: dict[str, np.ndarray], space: spaces.Space[Any], n_acti
         )
     is_cnn, is_recurrent = "c1" in names, "lstm1" in names
     lstm = names.index("lstm1") if is_recurrent else 0
-    # stable-baselines' first recurrent policies have layers of the name pi_fc before the LSTM.
+    # In stable-baselines' older recurrent policies, the layers before the LSTM are named pi_fc.
     before = names[:lstm] if is_recurrent else [name for name in names if "shared" in name]
     both = [name for name in names[lstm:] if "shared" in name] if is_recurrent else []
 
@@ -225,13 +232,13 @@ def make_network(arrays: dict[str, np.ndarray], space: spaces.Space[Any], n_acti
 
 
 def is_transposed(space: spaces.Space[Any]) -> bool:
-    """Whether SB3 gives a policy these observations with their channels first."""
+    """Whether SB3 transposes these observations, so that a policy gets them with channels first."""
     return is_image_space(space) and not is_image_space_channels_first(space)  # type: ignore[arg-type]
 
 
 def _convolved_shape(convolutions: list[Layer], space: spaces.Space[Any]) -> tuple[int, ...]:
     if not is_transposed(space):
-        raise ValueError(f"CnnPolicy must observe images (uint8 from 0 to 255, channels last), got {space}")
+        raise ValueError(f"a CnnPolicy must observe images (uint8 from 0 to 255, channels last), got {space}")
     *size, channels = space.shape or ()
     for layer, (width, stride, filters) in zip(convolutions, ((8, 4, 32), (4, 2, 64), (3, 1, 64)), strict=True):
         _require_shape(layer.weight, width, width, channels, filters)
@@ -241,7 +248,7 @@ def _convolved_shape(convolutions: list[Layer], space: spaces.Space[Any]) -> tup
 
 
 def _check_shapes(network: Network, width: int, n_actions: int) -> None:
-    """Each layer takes what the one below puts out: so nothing larger than the file is made of it."""
+    """Check that the layers fit together. This also bounds the network's size by the file's."""
     width = _run(network.shared, width)
     if network.lstm:
         if set(network.lstm) not in (set(LSTM), set(LSTM + LAYER_NORM)):
@@ -254,7 +261,7 @@ def _check_shapes(network: Network, width: int, n_actions: int) -> None:
     for layers in (network.pi, network.q):
         n_outputs = _run(layers, width)
         if n_outputs != n_actions:
-            raise ValueError(f"its actions are {n_actions}, and its network puts out {n_outputs}")
+            raise ValueError(f"the network has {n_outputs} outputs for {n_actions} actions")
 
 
 def _run(layers: list[Layer], width: int) -> int:
@@ -266,11 +273,11 @@ def _run(layers: list[Layer], width: int) -> int:
 
 def _require_shape(array: np.ndarray, *shape: int) -> None:
     if array.shape != shape:
-        raise ValueError(f"it has an array of shape {array.shape} where {shape} would fit")
+        raise ValueError(f"expected an array of shape {shape}, found {array.shape}")
 
 
 def _channels_first(network: Network, shape: tuple[int, ...]) -> Network:
-    """The layers that take flattened images ``[height, width, channels]``, for ``[channels, height, width]``."""
+    """Permute the input of the layers that take flattened images, from channels last to channels first."""
     rows = np.arange(math.prod(shape)).reshape(shape).transpose(2, 0, 1).ravel()
     if network.lstm and not network.shared:
         network.lstm["wx"] = network.lstm["wx"][rows]
@@ -282,7 +289,9 @@ def _channels_first(network: Network, shape: tuple[int, ...]) -> Network:
 
 def make_policy_kwargs(network: Network, activation_fn: type[nn.Module]) -> tuple[str, dict[str, Any]]:
     """
-    :return: the name of the policy that has room for ``network``, and its arguments
+    :param network: the network
+    :param activation_fn: its activation function
+    :return: name and arguments of a policy with the same network
     """
     is_layer_normalized = "gx" in network.lstm
     name = f"{'Cnn' if network.convolutions else 'Mlp'}{'Ln' * is_layer_normalized}{'Lstm' * bool(network.lstm)}Policy"
@@ -292,7 +301,7 @@ def make_policy_kwargs(network: Network, activation_fn: type[nn.Module]) -> tupl
     }
     if network.convolutions:
         kwargs["features_extractor_kwargs"] = {"features_dim": network.shared[0].bias.size}
-        kwargs["use_bfloat16"] = False  # the probabilities are to be the old ones
+        kwargs["use_bfloat16"] = False  # for the same probabilities as before
     else:
         kwargs["normalize_images"] = False
     if network.shared and not network.convolutions:
@@ -307,10 +316,10 @@ def _widths(layers: list[Layer]) -> list[int]:
     return [layer.bias.size for layer in layers]
 
 
-def set_weights(policy: ACERPolicy, network: Network) -> None:
+def set_parameters(policy: ACERPolicy, network: Network) -> None:
     """
-    :param policy: made by :func:`make_policy_kwargs`
-    :param network: its weights
+    :param policy: policy with the arguments of :func:`make_policy_kwargs`
+    :param network: parameters to copy to it
     """
     old = [*network.convolutions, *network.shared, *network.pi, *network.q]
     modules = [
@@ -336,7 +345,7 @@ def _set(parameter: th.Tensor, array: np.ndarray) -> None:
 
 def _lstm_state(lstm: dict[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
     def gates(array: np.ndarray) -> np.ndarray:
-        """stable-baselines' i, f, o, g, as PyTorch's i, f, g, o."""
+        """Reorder the gates from stable-baselines' i, f, o, g to PyTorch's i, f, g, o."""
         i, f, o, g = np.split(array, 4, -1)
         return np.concatenate((i, f, g, o), -1).T.copy()
 

@@ -1,10 +1,10 @@
 """
-Files that are not trusted: pickles, arrays and zip archives, read without running anything that they say.
+Reading untrusted files: pickles, arrays and zip archives, without running any code that they contain.
 
-A pickle is a program for a stack machine, and unpickling runs it. Here the program is interpreted, and nothing that it
-names is looked up: plain containers, strings and numbers are built, and whatever else it would make stays a
-:class:`Record`. Arrays are read off records by :func:`to_array`. Whatever is not as it should be raises a ValueError,
-or an error of the standard library's parsers.
+A pickle is a program for a stack machine, and unpickling runs it. Here the program is interpreted without importing
+anything: containers, strings and numbers are built, and every other object becomes a :class:`Record` of its class and
+arguments. :func:`to_array` converts the records of arrays. Invalid files raise a ValueError, or an error of the
+standard library's parsers.
 """
 
 import io
@@ -18,14 +18,14 @@ from typing import Any
 
 import numpy as np
 
-# An Atari agent has 7 MB, and 1 GiB of memory is enough for whatever stays within these bounds.
+# An Atari agent has 7 MB. Files within these bounds can be read with 1 GiB of memory.
 MAX_BYTES = 2**26
-"""of a file, and of all that a zip archive holds"""
+"""size of a file, and uncompressed size of a zip archive"""
 MAX_OPCODES = 100_000
 MAX_NAME = 200
-"""characters in the name of a class"""
+"""characters in the name of a class or function"""
 MAX_BITS = 256
-"""of an integer, for with more of them one multiplication can take minutes"""
+"""bits of an integer; with many more, a single multiplication can take minutes"""
 MAX_MEMBERS = 1000
 """files in a zip archive"""
 
@@ -35,32 +35,34 @@ _DTYPE = re.compile(r"[<>=|]?([iu][1248]|f[248]|u?int(8|16|32|64)|float(16|32|64
 
 def read_file(path: Path) -> bytes:
     """
-    :raises ValueError: if it is larger than ``MAX_BYTES``
+    :param path: path of a file
+    :return: its content
+    :raises ValueError: if it has more than ``MAX_BYTES`` bytes
     """
     with path.open("rb") as file:
         content = file.read(MAX_BYTES + 1)
     if len(content) > MAX_BYTES:
-        raise ValueError(f"it has more than {MAX_BYTES} bytes")
+        raise ValueError(f"the file has more than {MAX_BYTES} bytes")
     return content
 
 
 def shown(value: Any) -> str:
-    """A value for a message: a container by its type alone, for those that hold one another may never end."""
+    """Text for a message: strings as they are, other values by their type, since containers can be very large."""
     return value[:100] if isinstance(value, str) else f"a {type(value).__name__}"
 
 
 def listed(values: Iterable[Any]) -> str:
-    """Some values for a message."""
+    """Text for a message: the first ten values, and how many more there are."""
     parts = list(map(shown, values))
     return ", ".join(parts[:10]) + (f" and {len(parts) - 10} more" if len(parts) > 10 else "")
 
 
 class Record:
     """
-    What a pickle would make an object of.
+    An object of a pickle that is not built: the call that would make it.
 
-    :param name: of the class or function, with its module
-    :param args: its arguments; None for the class or function itself
+    :param name: name of the class or function, with its module
+    :param args: arguments of the call; None: the class or function itself
     """
 
     def __init__(self, name: str, args: Any = None) -> None:
@@ -71,27 +73,27 @@ class Record:
 
 class PickleReader:
     """
-    Interprets the pickles of one file, which share one bound.
+    Interprets the pickles of one file; ``MAX_OPCODES`` bounds their sum.
 
-    Values are moved and referred to, but never copied, compared or hashed, strings aside. So time and memory are linear
-    in the file's size, however its values refer to one another.
+    Values except strings are never copied, compared or hashed. So time and memory are linear in the size of the file,
+    even if its values refer to one another.
     """
 
     def __init__(self) -> None:
         self.names: set[str] = set()
-        """of all classes and functions that the pickles name"""
+        """names of all classes and functions in the pickles"""
         self._n_opcodes = 0
 
     def read(self, content: bytes) -> Any:
         """
         :param content: a pickle
         :return: its value
-        :raises ValueError: if it is none, or goes beyond the bounds
+        :raises ValueError: if it is invalid, or exceeds the bounds
         """
         try:
             return self._run(content)
         except (IndexError, KeyError, ValueError) as error:
-            raise ValueError(f"its pickle is not sound: {error}") from error
+            raise ValueError(f"the pickle is invalid: {error}") from error
 
     def _run(self, content: bytes) -> Any:
         self._stack: list[Any] = []
@@ -100,9 +102,9 @@ class PickleReader:
         for opcode, argument, _ in genops(content):
             self._n_opcodes += 1
             if self._n_opcodes > MAX_OPCODES:
-                raise ValueError(f"it has more than {MAX_OPCODES} opcodes")
+                raise ValueError(f"more than {MAX_OPCODES} opcodes")
             if isinstance(argument, int) and argument.bit_length() > MAX_BITS:
-                raise ValueError(f"it has an integer of more than {MAX_BITS} bits")
+                raise ValueError(f"an integer has more than {MAX_BITS} bits")
             match opcode.name:
                 case name if name in _LITERALS:
                     self._stack.append(argument)
@@ -116,7 +118,7 @@ class PickleReader:
                     return self._stack.pop()
                 case name if not self._container(name):
                     self._object(name, argument)
-        raise ValueError("it does not end")
+        raise ValueError("it has no end")
 
     def _container(self, opcode: str) -> bool:
         stack = self._stack
@@ -182,18 +184,18 @@ class PickleReader:
                 if isinstance(stack[-1], Record):
                     stack[-1].state = state
             case _:
-                raise ValueError(f"it has an opcode {opcode}, which stable-baselines does not write")
+                raise ValueError(f"opcode {opcode}, which stable-baselines does not write")
 
     def _named(self, module: Any, name: Any) -> Record:
         if not (isinstance(module, str) and isinstance(name, str) and len(module) + len(name) < MAX_NAME):
-            raise ValueError(f"it has a class whose name is no string of less than {MAX_NAME} characters")
+            raise ValueError(f"the name of a class is not a string of less than {MAX_NAME} characters")
         full_name = f"{module}.{name}".replace("numpy._core.", "numpy.core.")
         self.names.add(full_name)
         return Record(full_name)
 
     def _pop(self, n: int) -> list[Any]:
         if len(self._stack) < n:
-            raise ValueError("it takes more from its stack than there is")
+            raise ValueError("the stack has too few values")
         items = self._stack[-n:]
         del self._stack[-n:]
         return items
@@ -216,14 +218,15 @@ def _call(made: Any, args: Any) -> Any:
     if name == "collections.OrderedDict" and args == ():
         return {}
     if name in ("copyreg._reconstructor", "copy_reg._reconstructor") and isinstance(args[0], Record):
-        name = args[0].name  # of the class of which protocols 0 and 1 make an object
+        name = args[0].name  # the class of the object that protocols 0 and 1 make
     return Record(name, args)
 
 
 def to_array(value: Any) -> np.ndarray:
     """
-    :param value: record of an array of numbers, or of one number of numpy's
-    :raises ValueError: if it is none
+    :param value: record of an array of numbers, or of a NumPy scalar
+    :return: the array
+    :raises ValueError: for other values
     """
     name = value.name if isinstance(value, Record) else type(value).__name__
     match name:
@@ -235,7 +238,7 @@ def to_array(value: Any) -> np.ndarray:
             content, dtype, shape, order = value.args
             is_fortran = order == "F"
         case _:
-            raise ValueError(f"it has a {name} where an array should be")
+            raise ValueError(f"expected an array, found {name}")
     if isinstance(content, Record) and content.name == "_codecs.encode":  # as protocols 0 to 2 write bytes
         content = content.args[0]
     content = content.encode("latin1") if isinstance(content, str) else content
@@ -243,15 +246,16 @@ def to_array(value: Any) -> np.ndarray:
 
 
 def to_scalar(value: Any) -> Any:
-    """A number of numpy's as one of Python's; other values as they are."""
+    """Convert the record of a NumPy scalar to a Python number; other values are returned unchanged."""
     is_number = isinstance(value, Record) and value.name == "numpy.core.multiarray.scalar"
     return to_array(value).item() if is_number else value
 
 
 def to_dtype(value: Any) -> np.dtype[Any]:
     """
-    :param value: record of a dtype or of one of numpy's types, or a name
-    :raises ValueError: if it is none of numbers
+    :param value: record of a dtype or of one of NumPy's types, or a type's name
+    :return: the dtype
+    :raises ValueError: if it is not a type of numbers
     """
     order: Any = "="
     if isinstance(value, Record) and value.name == "numpy.dtype":
@@ -259,22 +263,23 @@ def to_dtype(value: Any) -> np.dtype[Any]:
         value = value.args[0]
     name = value.name.removeprefix("numpy.") if isinstance(value, Record) else value
     if not (isinstance(name, str) and _DTYPE.fullmatch(name) and order in ("<", ">", "=", "|")):
-        raise ValueError("it has a type of numbers that is not known")
+        raise ValueError("the type of an array is unknown")
     return np.dtype(name).newbyteorder("=" if order == "|" else order)
 
 
 def _shaped(content: bytes, dtype: np.dtype[Any], shape: Any, is_fortran: bool) -> np.ndarray:
-    """The bytes are there, so the file's size bounds the array's."""
+    """Make an array of these bytes. No more memory is used than the file has bytes."""
     if dtype.kind not in "iuf" or len(shape) > 8 or math.prod(shape) * dtype.itemsize != memoryview(content).nbytes:
-        raise ValueError("it has an array that is none of numbers, or of another shape than its bytes")
+        raise ValueError("an array must consist of numbers and have a shape that fits its bytes")
     array = np.frombuffer(content, dtype).reshape(shape, order="F" if is_fortran else "C")
     return array.astype(dtype.newbyteorder("="), copy=False)
 
 
 def read_npy(content: bytes) -> np.ndarray:
     """
-    :param content: an array in numpy's own format
-    :raises ValueError: if it is none of numbers
+    :param content: an array in NumPy's npy format
+    :return: the array
+    :raises ValueError: if it does not consist of numbers
     """
     stream = io.BytesIO(content)
     read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
@@ -285,15 +290,15 @@ def read_npy(content: bytes) -> np.ndarray:
 def read_zip(content: bytes) -> zipfile.ZipFile:
     """
     :param content: a zip archive
-    :return: the archive, whose members can be read without fear of their sizes
-    :raises ValueError: if it goes beyond the bounds, or is packed in a way that numpy and stable-baselines do not use
+    :return: the archive, whose members have at most ``MAX_BYTES`` bytes in all
+    :raises ValueError: if it exceeds the bounds, or has a compression that neither NumPy nor stable-baselines uses
     """
     if content.count(b"PK\x01\x02") > MAX_MEMBERS:
-        raise ValueError(f"it has more than {MAX_MEMBERS} members")
+        raise ValueError(f"the zip archive has more than {MAX_MEMBERS} members")
     archive = zipfile.ZipFile(io.BytesIO(content))
     members = archive.infolist()
     if sum(member.file_size for member in members) > MAX_BYTES:
-        raise ValueError(f"it holds more than {MAX_BYTES} bytes")
+        raise ValueError(f"the zip archive holds more than {MAX_BYTES} bytes")
     if not {member.compress_type for member in members} <= {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
-        raise ValueError("it is packed by another method than deflate")
+        raise ValueError("the zip archive is compressed by another method than deflate")
     return archive

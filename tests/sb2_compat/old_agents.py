@@ -1,4 +1,4 @@
-"""stable-baselines' graphs in NumPy, and files of agents as it wrote them, without stable-baselines."""
+"""stable-baselines' networks in NumPy, and files of agents in its formats, without stable-baselines."""
 
 import base64
 import io
@@ -34,7 +34,7 @@ def sigmoid(x: Any) -> Any:
 
 
 class Graph:
-    """A policy's graph. As in TensorFlow, a variable is made where it is named first."""
+    """The network of a policy. As in TensorFlow, a variable is created when it is first used."""
 
     def __init__(
         self,
@@ -139,8 +139,8 @@ class Graph:
     def __call__(self, x: Any, state: Any | None = None) -> tuple[Any, Any, Any]:
         """
         :param x: preprocessed observations
-        :param state: c and h
-        :return: probabilities, Q, and the state after
+        :param state: cell and hidden state
+        :return: probabilities, Q values, and the next state
         """
         state = np.zeros((len(x), 2 * self.n_lstm)) if state is None else state
         pi, vf, state = self.latents(x, state)
@@ -152,7 +152,7 @@ class Graph:
 
 
 def preprocess(observations: Any, space: spaces.Space[Any], policy: str) -> Any:
-    """What stable-baselines makes of observations before they enter a graph."""
+    """Observations as stable-baselines gives them to a network."""
     if isinstance(space, spaces.Discrete):
         return np.eye(int(space.n))[observations]
     if isinstance(space, spaces.MultiDiscrete):
@@ -166,7 +166,7 @@ def preprocess(observations: Any, space: spaces.Space[Any], policy: str) -> Any:
 
 
 def name_of(module: str, name: str, /, **attributes: Any) -> Any:
-    """A class that pickles by a name of a package that need not be installed."""
+    """A class that is pickled under the name of a package that need not be installed."""
     return type(name, (), {"__module__": module, **attributes})
 
 
@@ -207,7 +207,7 @@ def old_space(space: spaces.Space[Any]) -> Any:
 
 @contextmanager
 def importable(*classes: Any) -> Iterator[None]:
-    """Make classes importable where their names say: pickling checks that."""
+    """Make classes importable under their names, which pickling checks."""
     added: list[str] = []
     try:
         for cls in classes:
@@ -306,20 +306,20 @@ TF_RELU = name_of("tensorflow.python.ops.gen_nn_ops", "relu")
 
 
 def load(path: Path, *args: Any, **kwargs: Any) -> ACER:
-    """Nothing unusual is in the file."""
+    """Load a file, which must not cause a warning."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         return load_stable_baselines(path, *args, device="cpu", **kwargs)
 
 
 def built(graph: Graph, space: spaces.Space[Any]) -> Graph:
-    """With all its variables."""
+    """Create all variables of the network."""
     graph(preprocess(np.stack([space.sample()]), space, graph.policy))
     return graph
 
 
 def assert_same_policy(model: ACER, graph: Graph, space: spaces.Space[Any]) -> None:
-    """Probabilities and Q, over an episode of four steps in six environments."""
+    """Compare probabilities and Q values over four steps of six environments."""
     states = th.from_numpy(model.policy.initial_states(6))
     old_states = None
     for seed in range(4):
@@ -342,7 +342,7 @@ def assert_same_policy(model: ACER, graph: Graph, space: spaces.Space[Any]) -> N
 def write(
     folder: Path, kind: str, graph: Graph, space: spaces.Space[Any], policy_kwargs: dict[str, Any], **data: Any
 ) -> Path:
-    """A file of one of the kinds that there were."""
+    """Write a file in one of stable-baselines' formats."""
     values = (old_data(graph.policy, space, N_ACTIONS, policy_kwargs=policy_kwargs, **data), graph.variables, TF_RELU)
     if kind == "zip":
         return write_zip(folder / "agent.zip", *values)

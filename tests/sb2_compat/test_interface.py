@@ -1,4 +1,4 @@
-"""stable-baselines' interface: what an old script calls means what it meant."""
+"""The methods of stable-baselines' agents do what they did there."""
 
 import itertools
 from copy import deepcopy
@@ -230,7 +230,7 @@ def test_actions_go_to_the_environment_and_back(space: spaces.Space[Any]) -> Non
 
 
 class Listen(BaseCallback):
-    """Keeps the local variables that stable-baselines' callbacks knew."""
+    """Keeps the local variables that stable-baselines' callbacks find."""
 
     NAMES = ("self", "obs", "actions", "rewards", "dones", "mus", "states", "masks", "steps", "samples_number")
 

@@ -1,4 +1,4 @@
-"""Agents of stable-baselines: they act as they did."""
+"""Agents of stable-baselines act as before."""
 
 import re
 from pathlib import Path
@@ -123,8 +123,8 @@ def test_a_policy_of_ones_own_needs_words(tmp_path: Path) -> None:
     [
         ({"act_fun": name_of("train", "gelu")}, "act_fun must be one of elu, .*, got train.gelu"),
         ({"cnn_extractor": name_of("train", "my_cnn")}, "cnn_extractor must be nature_cnn, got train.my_cnn"),
-        ({"net_arch": [7]}, "it has 14 arrays, and its policy has 8"),
-        ({"net_arch": [64, 64, 64, 64]}, r"it has an array of shape \(5, 64\) where \(64, 64\) would fit"),
+        ({"net_arch": [7]}, "the file has 14 arrays, but its policy 8"),
+        ({"net_arch": [64, 64, 64, 64]}, r"expected an array of shape \(64, 64\), found \(5, 64\)"),
     ],
 )
 def test_what_has_no_counterpart_is_refused(tmp_path: Path, policy_kwargs: dict[str, Any], message: str) -> None:
@@ -146,7 +146,7 @@ def test_a_suffix_can_be_left_out_and_a_missing_file_is_no_migration_error(tmp_p
 
 def test_bounds_of_an_environment_may_have_changed() -> None:
     saved = load(AGENTS / "CartPole-v1", verbose=0)
-    assert saved.observation_space == gym.make("CartPole-v1").observation_space  # infinite now, the largest float then
+    assert saved.observation_space == gym.make("CartPole-v1").observation_space  # in the file: largest float
     env = gym.wrappers.TransformObservation(
         gym.make("CartPole-v1"), lambda observation: observation, spaces.Box(-9, 9, (4,))
     )
@@ -188,7 +188,7 @@ def test_observations_are_normalized_as_they_were(tmp_path: Path) -> None:
     np.testing.assert_array_equal(alone.normalize_obs(observations), normalize.normalize_obs(observations))
     with pytest.raises(ValueError, match="obs_rms must be None for an env that is normalised already"):
         load_obs_rms(path, normalize)
-    with pytest.raises(MigrationError, match=r"obs_rms.pkl .*statistics are of the shapes \(6,\)"):
+    with pytest.raises(MigrationError, match=r"obs_rms.pkl .*statistics have the shapes \(6,\)"):
         load_obs_rms(path, make_vec_env("CartPole-v1"))
 
 
@@ -208,7 +208,7 @@ def test_the_command_converts_and_says_how_to_go_on(tmp_path: Path, capsys: pyte
     new, obs_rms = tmp_path / "new.zip", AGENTS / "Acrobot-v1" / "obs_rms.pkl"
     main([str(AGENTS / "Acrobot-v1.pkl"), str(new), "--obs-rms", str(obs_rms)])
     said = capsys.readouterr().out
-    assert f"MlpPolicy with 9606 weights: {new}" in said
+    assert f"MlpPolicy with 9606 parameters: {new}" in said
     assert f"ACER.load({str(new)!r})" in said
     venv = make_vec_env("Acrobot-v1", 2, seed=0)
     env = VecNormalize.load(str(tmp_path / "vecnormalize.pkl"), venv)

@@ -1,4 +1,4 @@
-"""stable-baselines' networks, in this package's policies."""
+"""Policies of this package compute the same as stable-baselines' networks."""
 
 from pathlib import Path
 from typing import Any
@@ -119,7 +119,7 @@ def test_shapes_that_fit_several_networks_are_not_guessed_at(tmp_path: Path) -> 
     space = spaces.Box(-1, 1, (8,))
     graph = built(Graph("MlpPolicy", N_ACTIONS, [8, 8, 8]), space)
     path = write_pickle(tmp_path / "agent.pkl", old_data("MlpPolicy", space, N_ACTIONS), graph.variables)
-    with pytest.raises(MigrationError, match="more than one kind fit"):
+    with pytest.raises(MigrationError, match="several networks fit the arrays"):
         load_stable_baselines(path)
     assert_same_policy(load(path, policy_kwargs={"net_arch": [8, 8, 8]}), graph, space)
 

@@ -1,4 +1,4 @@
-"""Files that are not trusted: nothing of theirs runs, and what they take is bounded."""
+"""Untrusted files: no code of theirs runs, and their use of time and memory is bounded."""
 
 import codecs
 import copyreg
@@ -46,7 +46,7 @@ from tests.sb2_compat.old_agents import (
 
 
 class Gadget:
-    """Pickles as a call, which unpickling would make."""
+    """Pickles as a function call, which unpickling would execute."""
 
     def __init__(self, function: Callable[..., Any], *args: Any) -> None:
         self.call = (function, args)
@@ -55,11 +55,11 @@ class Gadget:
         return self.call
 
     def __call__(self) -> None:
-        """A gadget can stand where pickle wants a function."""
+        """Makes a gadget callable, so that it can be pickled in place of a function."""
 
 
 def hostile(canary: Path) -> dict[str, Any]:
-    """What would leave a file behind if it were unpickled."""
+    """Objects that create a file when they are unpickled."""
     code = f"open({str(canary)!r}, 'w')"
     touch = f"touch {canary}"
     array_of_objects = np.empty(1, object)
@@ -86,11 +86,11 @@ HOSTILE = sorted(hostile(Path("canary")))
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_the_canary_falls_to_the_plain_unpickler(tmp_path: Path, name: str) -> None:
-    """So what follows is worth something."""
+    """Shows that the objects are dangerous."""
     content = pickle.dumps(hostile(tmp_path / "canary")[name])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with suppress(TypeError, AttributeError):  # most gadgets return what the next call cannot take
+        with suppress(TypeError, AttributeError):  # most calls return a value that the next call cannot take
             pickle.loads(content)
     assert (tmp_path / "canary").exists()
 
@@ -156,7 +156,7 @@ def zipped(members: dict[str, bytes], method: int = zipfile.ZIP_DEFLATED) -> byt
 
 
 def lying_npz(shape: str, dtype: str = "<f4") -> bytes:
-    """An archive of one array, which has eight bytes."""
+    """An archive of an array of eight bytes whose header says otherwise."""
     header = f"{{'descr': {dtype!r}, 'fortran_order': False, 'shape': {shape}}}".ljust(117).encode() + b"\n"
     npy = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(8)
     return agent_zip(names=b'["a"]', arrays=zipped({"a.npy": npy}))
@@ -181,7 +181,7 @@ def array_pickle(shape: bytes, content: bytes) -> bytes:
 
 
 def many(value: bytes) -> bytes:
-    """A list of one value over and over."""
+    """A list that contains one value many times."""
     return value + b"\x940](" + b"h\0" * 30_000 + b"e"
 
 
@@ -230,7 +230,7 @@ BOMBS: dict[str, Callable[[], bytes]] = {
 
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_bomb_is_an_error_at_once(tmp_path: Path, name: str) -> None:
-    """Of processor time, which does not depend on what else the machine does, it takes next to none: it cannot hang."""
+    """Measured in processor time, which does not depend on other programs."""
     path = tmp_path / "bomb"
     path.write_bytes(BOMBS[name]())
     start = time.process_time()
@@ -240,15 +240,15 @@ def test_a_bomb_is_an_error_at_once(tmp_path: Path, name: str) -> None:
 
 
 def test_dimensions_of_a_lie_are_not_allocated(tmp_path: Path) -> None:
-    """Two arrays of widths that multiply to far more than the file."""
+    """Two arrays whose sizes, multiplied, far exceed the size of the file."""
     names = [f"{layer}/{part}" for layer in ("shared_fc0", "shared_fc1", "vf", "pi", "q") for part in "wb"]
     lies = {name: np.zeros(2**18, np.float32) for name in names}
     path = write_pickle(tmp_path / "agent", old_data("MlpPolicy", VECTOR, N_ACTIONS), lies, named=True)
-    with pytest.raises(MigrationError, match=r"array of shape \(262144,\) where \(5, 262144\) would fit"):
+    with pytest.raises(MigrationError, match=r"expected an array of shape \(5, 262144\), found \(262144,\)"):
         load_stable_baselines(path)
     for space in (spaces.Discrete(2**40), spaces.MultiBinary(2**40)):
         graph = built(Graph("MlpPolicy", N_ACTIONS), VECTOR)
-        with pytest.raises(MigrationError, match=r"where \(1099511627776, 64\) would fit"):
+        with pytest.raises(MigrationError, match=r"expected an array of shape \(1099511627776, 64\)"):
             load_stable_baselines(write(tmp_path, "4", graph, space, {}))
 
 
@@ -256,7 +256,7 @@ def test_dimensions_of_a_lie_are_not_allocated(tmp_path: Path) -> None:
 
 
 def mutated(content: bytes, others: list[bytes], rng: np.random.Generator) -> bytes:
-    """Some bytes changed, lost, put in, doubled, or taken from another file; often near the beginning."""
+    """Some bytes changed, removed, inserted, repeated or copied from another file, often near the beginning."""
     result = bytearray(content)
     for _ in range(rng.integers(1, 4)):
         end = len(result) if rng.random() < 0.5 else min(len(result), 1200)
@@ -284,7 +284,7 @@ def mutated(content: bytes, others: list[bytes], rng: np.random.Generator) -> by
 
 
 def mutated_zip(content: bytes, others: list[bytes], rng: np.random.Generator) -> bytes:
-    """An archive whose checksums hold, with one member mutated."""
+    """An archive with one member mutated and correct checksums."""
     with zipfile.ZipFile(BytesIO(content)) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
     name = str(rng.choice(list(members)))
