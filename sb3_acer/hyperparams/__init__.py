@@ -1,4 +1,4 @@
-"""The settings of acer.yml as rl-zoo takes them from a module: ``-conf sb3_acer.hyperparams``."""
+"""The settings of acer.yml as a module, which rl-zoo reads with ``-conf sb3_acer.hyperparams``."""
 
 from pathlib import Path
 from typing import Any

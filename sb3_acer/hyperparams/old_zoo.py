@@ -1,7 +1,7 @@
 """
 The ACER settings of stable-baselines' rl-baselines-zoo: ``-conf sb3_acer.hyperparams.old_zoo``.
 
-LunarLander-v2 is called v3 now. What that zoo did to every Atari game is spelt out.
+LunarLander-v2 is now v3. The wrappers that the old zoo used for all Atari games are listed here.
 """
 
 from typing import Any

@@ -133,9 +133,8 @@ def make_design(policy: Any, policy_kwargs: dict[str, Any]) -> Design:
 
 def fit_network(arrays: list[np.ndarray], design: Design, space: spaces.Space[Any], n_actions: int) -> Network:
     """
-    :func:`make_network` for arrays without names. If ``design`` does not determine the layers, stable-baselines'
-        default
-    is tried first, then every other network.
+    Like :func:`make_network`, for arrays without names. If ``design`` does not determine the layers, stable-baselines'
+    default is tried first, then every other network.
 
     :param arrays: in the order in which stable-baselines makes them
     :param design: what is known about the network
