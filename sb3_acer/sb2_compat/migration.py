@@ -99,8 +99,8 @@ def load_stable_baselines(
     """
     Load an agent that stable-baselines' ACER saved, in either of its formats, without running code of the file.
 
-    stable-baselines saves neither the average policy nor the optimiser's state. The average policy becomes a copy of the
-    policy, and the optimiser starts anew.
+    stable-baselines saves neither the average policy nor the optimiser's state. The average policy becomes a copy of
+    the policy, and the optimiser starts anew.
 
     :param path: the file; the suffix ``.zip`` or ``.pkl`` may be left out
     :param env: environment for further training, or the name of a registered one. The bounds of its observation space
