@@ -13,15 +13,12 @@ from stable_baselines3.common.type_aliases import PyTorchObs
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_acer.checks import check_boolean, check_integer
-from sb3_acer.columns import Column, FrameColumn, Places, SideTable, take
 from sb3_acer.frames import FrameStack, make_frame_stack
+from sb3_acer.ring import Ring, bytes_needed
 from sb3_acer.storage import read_state, write_state
 
 NumpyObs = np.ndarray | dict[str, np.ndarray]
 SelfBuffer = TypeVar("SelfBuffer", bound="SequenceReplayBuffer")
-
-# torch can hardly index these
-_STORED_AS = {np.dtype(np.uint16): np.int32, np.dtype(np.uint32): np.int64, np.dtype(np.uint64): np.int64}
 
 
 class SequenceBatch(NamedTuple):
@@ -144,11 +141,7 @@ class SequenceReplayBuffer(ReplayBuffer):
         self.pos = 0  # the slot that is written next. It is not sampled, nor are others that keep the past of frames.
         self.full = False
         self.step = 0  # steps of the rollout under way
-        self._observations: dict[str, Column | FrameColumn] = {}  # by keys; one key "" unless the space is a Dict
-        self._steps: dict[str, Column] = {}  # what else is stored of each step
-        self._states = th.zeros(0)  # recurrent states at each slot's first step, [n_ring_slots, n_envs, W]
-        self._following: dict[str, np.ndarray] = {}  # observations after the last step, [n_envs, ...]
-        self._finals = SideTable({}, "cpu")  # final observations of truncated steps
+        self._ring: Ring | None = None
         self._ended = np.ones(self.n_envs, bool)  # whether the next row begins an episode
 
     def size(self) -> int:
@@ -184,43 +177,29 @@ class SequenceReplayBuffer(ReplayBuffer):
             stored then
         """
         states = np.zeros((self.n_envs, 0), np.float32) if states is None else states
-        if not self._steps:
-            self._allocate(action, behaviour, states)
-        step = self.step
-        if step == 0:
-            self._states[self.pos] = th.from_numpy(states)
+        ring = self._ring = self._ring or self._make_ring(action, behaviour, states)
         done = np.asarray(done, bool)
-        for key, rows in _by_key(obs).items():
-            self._observations[key].write(step, rows, self._ended)
-        for key, rows in _by_key(next_obs).items():
-            self._following[key][...] = rows
         row = {"actions": action, "behaviour": behaviour, "rewards": reward, "terminated": done}
-        for name, value in row.items():
-            self._steps[name].write(step, value)
-        for name, default in (("truncated", False), ("final_place", -1)):
-            self._steps[name].rollout[step] = default
+        ring.write(self.step, _by_key(obs), _by_key(next_obs), row, self._ended)
+        if self.step == 0:
+            ring.states[self.pos] = th.from_numpy(states)
         if done.any() and self.handle_timeout_termination:
             truncated = done & np.array([info.get("TimeLimit.truncated", False) for info in infos])
-            rollout = {name: column.rollout for name, column in self._steps.items()}
-            rollout["terminated"][step] ^= truncated
-            self._truncate(rollout, step, truncated)
+            ring.truncate(self.step, self.pos, truncated)
         self._ended = done
         self.step += 1
         if self.step == self.n_steps:
-            self._finish_slot()
+            ring.finish(self.pos, self._ended)
+            self.step = 0
+            self.full = self.full or self.pos + 1 == self.n_slots
+            self.pos = (self.pos + 1) % ring.n_slots
 
     def end_episodes(self) -> None:
         """
         Truncate the episodes under way, because the environments were reset from outside after the last step.
         """
-        if self.step:
-            columns, row = {name: column.rollout for name, column in self._steps.items()}, self.step - 1
-        elif self.size():
-            columns = {name: column.ring.numpy() for name, column in self._steps.items()}
-            row = self.pos * self.n_steps - 1  # -1 is the ring's last row
-        else:
-            return
-        self._truncate(columns, row, ~(columns["terminated"][row] | columns["truncated"][row]))
+        if self._ring is not None:
+            self._ring.truncate(self.step - 1 if self.step else None, self.pos)
         self._ended = np.ones(self.n_envs, bool)
 
     def latest(self, env: VecNormalize | None = None) -> SequenceBatch:
@@ -259,19 +238,11 @@ class SequenceReplayBuffer(ReplayBuffer):
         :return: the sequences of these slots and environments
         :raises ValueError: if no rollout is finished
         """
-        if not self.size():
+        if self._ring is None or not self.size():
             raise ValueError("sequences can be sampled once a rollout is finished, got an empty replay buffer")
         device = self.device if device is None else device
-        slots = slots % len(self._states)
-        n_rows = len(self._states) * self.n_steps
-        rows = (slots * self.n_steps + np.arange(self.n_steps + 1)[:, np.newaxis]) % n_rows
-        flat = rows * self.n_envs + envs
-        of_steps, of_all = Places(rows[:-1], envs, flat[:-1]), Places(rows, envs, flat)
-        steps = {name: column.take(of_steps) for name, column in self._steps.items()}
-        observations = {key: column.take(of_all) for key, column in self._observations.items()}
-        final_places = steps["final_place"].numpy().reshape(-1)
-        final_steps = np.flatnonzero(final_places >= 0)
-        finals = {key: take(table, final_places[final_steps]) for key, table in self._finals.rows.items()}
+        slots = slots % self._ring.n_slots
+        steps, observations, finals, final_steps, states = self._ring.take(slots, envs)
         rewards = steps["rewards"]
         if env is not None:
             rewards = th.from_numpy(env.normalize_reward(rewards.numpy()))
@@ -284,7 +255,7 @@ class SequenceReplayBuffer(ReplayBuffer):
             steps["truncated"].to(device),
             self._to_observations(finals, env, device),
             th.from_numpy(final_steps).to(device),
-            take(self._states.flatten(0, 1), slots * self.n_envs + envs).to(device),
+            states.to(device),
             th.ones((self.n_steps, len(envs)), device=device),
             slots,
             envs,
@@ -341,7 +312,7 @@ class SequenceReplayBuffer(ReplayBuffer):
 
         :param n_frames: number of frames of the image observations, where it divides their channels
         """
-        if self.frame_stack is None and not self._steps:
+        if self.frame_stack is None and self._ring is None:
             self._stacks = self._make_stacks(n_frames)
 
     def state_dict(self) -> dict[str, Any]:
@@ -358,16 +329,10 @@ class SequenceReplayBuffer(ReplayBuffer):
             "ended": self._ended,
             "columns": None,
         }
-        if self._steps:
+        if self._ring is not None:
             # The rows from the first of the ring up to the border row of the last finished slot, or all.
-            n_rows = len(self._states) * self.n_steps if self.full else self.pos * self.n_steps + 1
-            state["columns"] = {
-                "observations": {key: column.state_dict(n_rows) for key, column in self._observations.items()},
-                "steps": {name: column.state_dict(n_rows) for name, column in self._steps.items()},
-                "states": self._states,
-                "following": dict(self._following),
-                "finals": self._finals.state_dict(),
-            }
+            n_rows = self._ring.n_slots * self.n_steps if self.full else self.pos * self.n_steps + 1
+            state["columns"] = self._ring.state_dict(n_rows)
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -388,14 +353,8 @@ class SequenceReplayBuffer(ReplayBuffer):
         columns = state["columns"]
         if columns is not None:
             action, behaviour = (np.asarray(columns["steps"][name]["rollout"])[0] for name in ("actions", "behaviour"))
-            self._allocate(action, behaviour, np.asarray(columns["states"])[0])
-            for key, column in self._observations.items():
-                column.load_state_dict(columns["observations"][key])
-            for name, column in self._steps.items():
-                column.load_state_dict(columns["steps"][name])
-            self._states = th.as_tensor(columns["states"])
-            self._following = {key: np.array(columns["following"][key]) for key in self._following}
-            self._finals.load_state_dict(columns["finals"])
+            self._ring = self._make_ring(action, behaviour, np.asarray(columns["states"])[0])
+            self._ring.load_state_dict(columns)
         self.pos, self.full, self.step = state["pos"], state["full"], state["step"]
         self._ended = np.array(state["ended"])
 
@@ -457,49 +416,9 @@ class SequenceReplayBuffer(ReplayBuffer):
                 stacks[key] = stack
         return stacks
 
-    def _allocate(self, action: np.ndarray, behaviour: np.ndarray, states: np.ndarray) -> None:
-        self._following = {
-            key: np.zeros((self.n_envs, *space.shape), _STORED_AS.get(space.dtype, space.dtype))
-            for key, space in self._spaces().items()
-        }
-        # Rows before the oldest that is sampled: its past, and one for the border row of the newest slot.
-        n_before = max((stack.n_frames for stack in self._stacks.values()), default=1)
-        n_slots = self.n_slots + -(-n_before // self.n_steps)
-        self._warn_of_memory(n_slots, action.nbytes + 4 * behaviour.size + 14 * self.n_envs, states.nbytes)
-        of_steps: dict[str, tuple[tuple[int, ...], Any, int]] = {
-            "actions": (action.shape, action.dtype, 0),
-            "behaviour": (behaviour.shape, np.float32, 0),
-            "rewards": ((self.n_envs,), np.float32, 0),
-            "terminated": ((self.n_envs,), np.bool_, 0),
-            "truncated": ((self.n_envs,), np.bool_, 0),
-            "final_place": ((self.n_envs,), np.int64, -1),  # place in the table of final observations, -1 for none
-        }
-        self._steps = {
-            name: Column(n_slots, self.n_steps, shape, dtype, fill=fill)
-            for name, (shape, dtype, fill) in of_steps.items()
-        }
-        for key, rows in self._following.items():
-            if key in self._stacks:
-                strict = self.frame_stack is not None
-                self._observations[key] = FrameColumn(
-                    n_slots, self.n_steps, self._stacks[key], rows, self.storage_device, strict
-                )
-            else:
-                self._observations[key] = Column(
-                    n_slots, self.n_steps, rows.shape, rows.dtype, True, self.storage_device
-                )
-        self._states = th.from_numpy(np.zeros((n_slots, *states.shape), np.float32))
-        self._finals = SideTable({key: rows[0] for key, rows in self._following.items()}, self.storage_device)
-
-    def _warn_of_memory(self, n_slots: int, step_bytes: int, state_bytes: int) -> None:
-        """
-        :param step_bytes: bytes of a step of all environments without its observations
-        :param state_bytes: bytes of the recurrent states of all environments
-        """
-        for key, rows in self._following.items():
-            stack = self._stacks.get(key)
-            step_bytes += rows.nbytes if stack is None else rows.nbytes // stack.n_frames + 5 * self.n_envs
-        needed = n_slots * (self.n_steps * step_bytes + state_bytes)
+    def _make_ring(self, action: np.ndarray, behaviour: np.ndarray, states: np.ndarray) -> Ring:
+        of_spaces, examples = self._spaces(), (action, behaviour, states)
+        needed = bytes_needed(self.n_slots, self.n_steps, of_spaces, self._stacks, *examples)
         if self.storage_device.type == "cuda":
             available = th.cuda.mem_get_info(self.storage_device)[0]
         else:
@@ -510,25 +429,8 @@ class SequenceReplayBuffer(ReplayBuffer):
                 f"available: buffer_size={self.buffer_size} counts steps of all {self.n_envs} environments together",
                 stacklevel=3,
             )
-
-    def _truncate(self, columns: dict[str, np.ndarray], row: int, envs: np.ndarray) -> None:
-        """Mark the last step, in the row ``row`` of the columns, as truncated for some environments."""
-        columns["truncated"][row] |= envs
-        for env in np.flatnonzero(envs):
-            final = {key: rows[env] for key, rows in self._following.items()}
-            columns["final_place"][row, env] = self._finals.put(final)
-
-    def _finish_slot(self) -> None:
-        """Move the rollout under way into the ring, over a slot that is not sampled."""
-        for key, rows in self._following.items():
-            self._observations[key].write(self.n_steps, rows, self._ended)
-        first = self.pos * self.n_steps
-        self._finals.free(self._steps["final_place"].ring[first : first + self.n_steps])
-        for column in (*self._steps.values(), *self._observations.values()):
-            column.finish(self.pos)
-        self.step = 0
-        self.full = self.full or self.pos + 1 == self.n_slots
-        self.pos = (self.pos + 1) % len(self._states)
+        strict = self.frame_stack is not None
+        return Ring(self.n_slots, self.n_steps, of_spaces, self._stacks, strict, *examples, self.storage_device)
 
     def _to_observations(
         self, columns: dict[str, th.Tensor], env: VecNormalize | None, device: th.device

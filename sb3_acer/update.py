@@ -84,20 +84,12 @@ def compute_update(
     :param rng: the source of the sampled candidates
     :return: the update; ``torch.autograd.backward(update.outputs, update.gradients)`` carries it to the parameters
     """
-    family, c = policy.family, settings.correction_term
-    ends = batch.ends
+    family, c, ends = policy.family, settings.correction_term, batch.ends
 
     # Evaluate: one forward pass of policy and critic over all rows, one of the average policy.
-    evaluation = policy.evaluate(
-        batch.observations,
-        batch.actions,
-        batch.states,
-        ends,
-        batch.final_observations,
-        batch.final_steps,
-        settings.n_action_samples,
-        rng,
-    )
+    finals = batch.final_observations, batch.final_steps
+    sequences = batch.observations, batch.actions, batch.states, ends, *finals
+    evaluation = policy.evaluate(*sequences, settings.n_action_samples, rng)
     average = average_policy.statistics(batch.observations, batch.states, ends)
     stats, values, q_values = (tensor.detach() for tensor in (evaluation.stats, evaluation.values, evaluation.q_values))
     ratio, candidate_ratios = family.ratios(stats, batch.behaviour, batch.actions, evaluation.candidates)
@@ -128,21 +120,9 @@ def compute_update(
         target = value_target(ratio, q_ret, q_values, values)
         outputs.append(evaluation.values)
         gradients.append(q_share * critic_gradient(values, target))
-    return Update(
-        tuple(outputs),
-        tuple(gradients),
-        batch,
-        evaluation,
-        average,
-        ratio,
-        candidate_ratios,
-        q_ret,
-        advantage,
-        candidate_advantages,
-        g,
-        k,
-        z,
-    )
+    ratios, advantages = (ratio, candidate_ratios), (advantage, candidate_advantages)
+    results = (evaluation, average, *ratios, q_ret, *advantages, g, k, z)
+    return Update(tuple(outputs), tuple(gradients), batch, *results)
 
 
 def metrics(family: Family, update: Update, c: float) -> dict[str, float]:

@@ -21,11 +21,12 @@ ALGORITHM: dict[str, set[str]] = {
     "recurrent": set(),
     "frames": set(),
     "columns": {"frames"},
+    "ring": {"columns", "frames"},
     "storage": set(),
     "heads": {"distributions", "estimators"},
     "mlp": {"parameters"},
     "policies": {"checks", "distributions", "heads", "mlp", "recurrent", "parameters"},
-    "buffer": {"checks", "columns", "frames", "storage"},
+    "buffer": {"checks", "frames", "ring", "storage"},
     "update": {"buffer", "distributions", "estimators", "policies"},
     "rollouts": {"buffer", "checks", "frames", "policies"},
     "acer": {

@@ -340,7 +340,7 @@ def filled(case: Case) -> tuple[SequenceReplayBuffer, Oracle]:
 
 def n_places(buffer: SequenceReplayBuffer) -> int:
     """Rows of the table of final observations."""
-    return max((len(table) for table in buffer._finals.rows.values()), default=0)
+    return 0 if buffer._ring is None else max(len(table) for table in buffer._ring.finals.rows.values())
 
 
 def saved_size(buffer: SequenceReplayBuffer) -> int:

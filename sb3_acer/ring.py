@@ -1,0 +1,206 @@
+"""The ring of slots: all columns of the replay buffer together."""
+
+from typing import Any
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+
+from sb3_acer.columns import Column, FrameColumn, Places, SideTable, take
+from sb3_acer.frames import FrameStack
+
+# torch can hardly index these
+_STORED_AS = {np.dtype(np.uint16): np.int32, np.dtype(np.uint32): np.int64, np.dtype(np.uint64): np.int64}
+
+
+class Ring:
+    """
+    Slots of ``n_steps`` rows of all environments, and the rollout under way.
+
+    Observations are dicts here; those of a space that is not a Dict have the key "".
+
+    :param n_slots: slots that can be sampled; the ring has some more, which keep the past of stacked frames
+    :param n_steps: rows of a slot (T)
+    :param observation_spaces: by keys
+    :param stacks: how observations are made of frames, by keys; those without one are stored as they are
+    :param strict: whether a stack in the midst of an episode must be the one before and a new frame
+    :param action: actions of all environments, ``[n_envs, D]``, for their shape and type
+    :param behaviour: statistics of all environments, ``[n_envs, P]``, for their shape
+    :param states: recurrent states of all environments, ``[n_envs, W]``, for their shape
+    :param device: where observations are stored
+    """
+
+    def __init__(
+        self,
+        n_slots: int,
+        n_steps: int,
+        observation_spaces: dict[str, spaces.Space[Any]],
+        stacks: dict[str, FrameStack],
+        strict: bool,
+        action: np.ndarray,
+        behaviour: np.ndarray,
+        states: np.ndarray,
+        device: th.device,
+    ) -> None:
+        self.n_steps, self.n_envs = n_steps, len(action)
+        self.n_slots = n_slots + _n_spare(n_steps, stacks)
+        self.following = {
+            key: np.zeros((self.n_envs, *(space.shape or ())), _dtype_of(space))
+            for key, space in observation_spaces.items()
+        }
+        """observations after the last step, ``[n_envs, ...]``"""
+        of_steps: dict[str, tuple[tuple[int, ...], Any, int]] = {
+            "actions": (action.shape, action.dtype, 0),
+            "behaviour": (behaviour.shape, np.float32, 0),
+            "rewards": ((self.n_envs,), np.float32, 0),
+            "terminated": ((self.n_envs,), np.bool_, 0),
+            "truncated": ((self.n_envs,), np.bool_, 0),
+            "final_place": ((self.n_envs,), np.int64, -1),  # place in the table of final observations, -1 for none
+        }
+        self.steps = {
+            name: Column(self.n_slots, n_steps, shape, dtype, fill=fill)
+            for name, (shape, dtype, fill) in of_steps.items()
+        }
+        self.observations: dict[str, Column | FrameColumn] = {
+            key: FrameColumn(self.n_slots, n_steps, stacks[key], rows, device, strict)
+            if key in stacks
+            else Column(self.n_slots, n_steps, rows.shape, rows.dtype, True, device)
+            for key, rows in self.following.items()
+        }
+        self.states = th.from_numpy(np.zeros((self.n_slots, *states.shape), np.float32))
+        """recurrent states at each slot's first step, ``[n_slots, n_envs, W]``"""
+        self.finals = SideTable({key: rows[0] for key, rows in self.following.items()}, device)
+        """final observations of truncated steps"""
+
+    def write(
+        self,
+        step: int,
+        observations: dict[str, np.ndarray],
+        following: dict[str, np.ndarray],
+        row: dict[str, np.ndarray],
+        starts: np.ndarray,
+    ) -> None:
+        """
+        Write a step of the rollout under way.
+
+        :param step: its row
+        :param observations: before the step, ``[n_envs, ...]``
+        :param following: after the step, ``[n_envs, ...]``
+        :param row: what else is stored of a step, by the names of the columns, ``[n_envs, ...]``
+        :param starts: whether the step begins an episode, bool, ``[n_envs]``
+        """
+        for key, rows in observations.items():
+            self.observations[key].write(step, rows, starts)
+        for key, rows in following.items():
+            self.following[key][...] = rows
+        for name, values in row.items():
+            self.steps[name].rollout[step] = values
+        self.steps["truncated"].rollout[step] = False
+        self.steps["final_place"].rollout[step] = -1
+
+    def truncate(self, step: int | None, slot: int, envs: np.ndarray | None = None) -> None:
+        """
+        Mark the last step as truncated, with what follows as its final observation.
+
+        :param step: its row in the rollout under way; None if it is the last step of the slot before ``slot``
+        :param slot: the slot that is written next
+        :param envs: the environments, bool, ``[n_envs]``; None for those whose episode goes on
+        """
+        columns = {name: self.steps[name] for name in ("terminated", "truncated", "final_place")}
+        row = slot * self.n_steps - 1 if step is None else step  # -1 is the ring's last row
+        terminated, truncated, places = (
+            (column.ring.numpy() if step is None else column.rollout)[row] for column in columns.values()
+        )
+        if envs is None:
+            envs = ~(terminated | truncated)
+        else:
+            terminated ^= envs
+        truncated |= envs
+        for env in np.flatnonzero(envs):
+            places[env] = self.finals.put({key: rows[env] for key, rows in self.following.items()})
+
+    def finish(self, slot: int, starts: np.ndarray) -> None:
+        """
+        Move the rollout under way into a slot.
+
+        :param slot: a slot that is not sampled
+        :param starts: whether the row after the last step begins an episode, bool, ``[n_envs]``
+        """
+        for key, rows in self.following.items():
+            self.observations[key].write(self.n_steps, rows, starts)
+        first = slot * self.n_steps
+        self.finals.free(self.steps["final_place"].ring[first : first + self.n_steps])
+        for column in (*self.steps.values(), *self.observations.values()):
+            column.finish(slot)
+
+    def take(
+        self, slots: np.ndarray, envs: np.ndarray
+    ) -> tuple[dict[str, th.Tensor], dict[str, th.Tensor], dict[str, th.Tensor], np.ndarray, th.Tensor]:
+        """
+        :param slots: ``[B]``
+        :param envs: ``[B]``
+        :return: columns of the steps, ``[T, B, ...]``, observations, ``[T + 1, B, ...]``, final observations,
+            ``[F, ...]``, the truncated steps that they follow, as t * B + b, ``[F]``, and recurrent states, ``[B, W]``
+        """
+        rows = (slots * self.n_steps + np.arange(self.n_steps + 1)[:, np.newaxis]) % (self.n_slots * self.n_steps)
+        flat = rows * self.n_envs + envs
+        of_steps, of_all = Places(rows[:-1], envs, flat[:-1]), Places(rows, envs, flat)
+        steps = {name: column.take(of_steps) for name, column in self.steps.items()}
+        observations = {key: column.take(of_all) for key, column in self.observations.items()}
+        places = steps["final_place"].numpy().reshape(-1)
+        final_steps = np.flatnonzero(places >= 0)
+        finals = {key: take(table, places[final_steps]) for key, table in self.finals.rows.items()}
+        return steps, observations, finals, final_steps, take(self.states.flatten(0, 1), slots * self.n_envs + envs)
+
+    def state_dict(self, n_rows: int) -> dict[str, Any]:
+        """
+        :param n_rows: rows that are in use
+        :return: everything, as nested dicts of arrays that are not copied
+        """
+        return {
+            "observations": {key: column.state_dict(n_rows) for key, column in self.observations.items()},
+            "steps": {name: column.state_dict(n_rows) for name, column in self.steps.items()},
+            "states": self.states,
+            "following": dict(self.following),
+            "finals": self.finals.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """
+        :param state: what :meth:`state_dict` returned for a ring of the same sizes
+        """
+        for key, column in self.observations.items():
+            column.load_state_dict(state["observations"][key])
+        for name, column in self.steps.items():
+            column.load_state_dict(state["steps"][name])
+        self.states.copy_(th.as_tensor(state["states"]))
+        for key, rows in self.following.items():
+            rows[...] = state["following"][key]
+        self.finals.load_state_dict(state["finals"])
+
+
+def bytes_needed(
+    n_slots: int,
+    n_steps: int,
+    observation_spaces: dict[str, spaces.Space[Any]],
+    stacks: dict[str, FrameStack],
+    action: np.ndarray,
+    behaviour: np.ndarray,
+    states: np.ndarray,
+) -> int:
+    """Bytes of a :class:`Ring` with these arguments."""
+    n_envs = len(action)
+    of_row = action.nbytes + 4 * behaviour.size + 14 * n_envs  # 14: the other columns of a step
+    for key, space in observation_spaces.items():
+        n_bytes = n_envs * int(np.prod(space.shape or ())) * np.dtype(_dtype_of(space)).itemsize
+        of_row += n_bytes // stacks[key].n_frames + 5 * n_envs if key in stacks else n_bytes
+    return (n_slots + _n_spare(n_steps, stacks)) * (n_steps * of_row + states.nbytes)
+
+
+def _n_spare(n_steps: int, stacks: dict[str, FrameStack]) -> int:
+    """Slots before the oldest that is sampled: for its past, and for the border row of the newest slot."""
+    return -(-max((stack.n_frames for stack in stacks.values()), default=1) // n_steps)
+
+
+def _dtype_of(space: spaces.Space[Any]) -> Any:
+    return _STORED_AS.get(np.dtype(space.dtype), space.dtype)
