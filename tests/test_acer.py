@@ -732,9 +732,9 @@ def test_replay_reproduces_the_behaviour_from_the_stored_recurrent_state_and_not
     assert batch.ends[:-1].any()
     from_zero = batch._replace(states=th.zeros_like(batch.states))
     differs = (behaviour_of(model, from_zero) - batch.behaviour).abs().amax(-1) > 1e-5
-    remembered = (batch.states != 0).any(-1)
-    assert remembered.float().mean() > 0.5
-    assert (differs[0] == remembered).all()
+    in_an_episode = (batch.states != 0).any(-1)
+    assert in_an_episode.float().mean() > 0.5
+    assert (differs[0] == in_an_episode).all()
     ended = batch.ends.cumsum(0) > 0
     assert not differs[1:][ended[:-1]].any()  # the recurrent state ends with the episode
     ratio = model.update(from_zero).ratio
@@ -846,16 +846,16 @@ def test_predicting_with_the_returned_state_acts_as_training_does(
     model.learn(120, watch)
     state, starts = None, np.ones(3, bool)
     assert sum(dones.any() and not dones.all() for *_, dones in watch.steps) > 3
-    for observation, remembered, dones in watch.steps:
+    for observation, states, dones in watch.steps:
         if state is not None:
-            np.testing.assert_allclose(np.where(starts[:, np.newaxis], 0, state), remembered, rtol=1e-5, atol=1e-6)
-            assert (remembered[starts] == 0).all()
-            assert (remembered[~starts] != 0).all()
+            np.testing.assert_allclose(np.where(starts[:, np.newaxis], 0, state), states, rtol=1e-5, atol=1e-6)
+            assert (states[starts] == 0).all()
+            assert (states[~starts] != 0).all()
         _, state = model.predict(observation, state, starts)
         starts = dones
 
 
-def test_mask_is_another_name_of_episode_start() -> None:
+def test_mask_is_another_name_for_episode_start() -> None:
     model = recurrent_agent("Pendulum-v1")
     observation, state = np.ones((2, 3), np.float32), np.ones((2, 32), np.float32)
     starts = np.array([True, False])
@@ -948,11 +948,11 @@ def test_a_reset_sets_the_recurrent_state_to_zero() -> None:
 def test_the_recurrent_state_continues_in_the_next_call_of_learn() -> None:
     model, watch = recurrent_agent(**FROZEN), Watch(last=7)
     model.learn(1000, watch)
-    remembered = model._states.copy()
-    assert (remembered != 0).any()
+    states = model._states.copy()
+    assert (states != 0).any()
     again = Watch()
     model.learn(30, again, reset_num_timesteps=False)
-    np.testing.assert_array_equal(again.steps[0][1], remembered)
+    np.testing.assert_array_equal(again.steps[0][1], states)
     assert_replay_reproduces_the_behaviour(model)
 
 

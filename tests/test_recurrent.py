@@ -66,9 +66,19 @@ every_network = pytest.mark.parametrize("network_class", NETWORKS.values(), ids=
 every_class = pytest.mark.parametrize("lstm_class", CLASSES.values(), ids=CLASSES)
 every_depth = pytest.mark.parametrize("n_layers", [1, 2], ids=["one layer", "two layers"])
 every_core = pytest.mark.parametrize("core", CORES.values(), ids=CORES)
+# Every class with every way to use it; depths and action spaces, which matter to neither, in turn.
+COMBINATIONS: dict[str, tuple[type[Gated], int, dict[str, Any], Space]] = {
+    f"{class_}, {core}, {n_layers}, {action}": (CLASSES[class_], n_layers, CORES[core], ACTIONS[action])
+    for (class_, core), n_layers, action in zip(
+        itertools.product(CLASSES, CORES), itertools.cycle((1, 2)), itertools.cycle(ACTIONS), strict=False
+    )
+}
+every_combination = pytest.mark.parametrize(
+    ("lstm_class", "n_layers", "core", "action_space"), COMBINATIONS.values(), ids=COMBINATIONS
+)
 
 # What becomes of an episode at a step.
-GOES_ON, ENDS, IS_CUT = range(3)
+CONTINUES, ENDS, TRUNCATED = range(3)
 
 
 @pytest.fixture(autouse=True)
@@ -101,16 +111,16 @@ class Endings(NamedTuple):
 
 
 def endings_of(fates: th.Tensor, shuffle: int = 0) -> Endings:
-    final_steps = (fates == IS_CUT).flatten().nonzero().squeeze(-1)
+    final_steps = (fates == TRUNCATED).flatten().nonzero().squeeze(-1)
     order = np.random.default_rng(shuffle).permutation(len(final_steps))
-    return Endings(fates != GOES_ON, final_steps[th.from_numpy(order)])
+    return Endings(fates != CONTINUES, final_steps[th.from_numpy(order)])
 
 
 def some_endings(n_steps: int, n_sequences: int, seed: int = 0) -> Endings:
-    """The last two steps of all are cut, and one in the middle."""
+    """The last two steps of all are truncated, and one in the middle."""
     rng = np.random.default_rng(seed)
     fates = rng.choice(3, (n_steps, n_sequences), p=[0.6, 0.2, 0.2])
-    fates[n_steps // 2, 0] = fates[-1, -2:] = IS_CUT
+    fates[n_steps // 2, 0] = fates[-1, -2:] = TRUNCATED
     return endings_of(th.from_numpy(fates))
 
 
@@ -118,14 +128,14 @@ def some_endings(n_steps: int, n_sequences: int, seed: int = 0) -> Endings:
 def endings(draw: st.DrawFn, least: int = 0) -> Endings:
     n_steps, n_sequences = draw(st.integers(least, 6)), draw(st.integers(1, 4))
     size = n_steps * n_sequences
-    fates = draw(st.lists(st.sampled_from([GOES_ON, ENDS, IS_CUT]), min_size=size, max_size=size))
+    fates = draw(st.lists(st.sampled_from([CONTINUES, ENDS, TRUNCATED]), min_size=size, max_size=size))
     return endings_of(th.tensor(fates, dtype=th.int64).view(n_steps, n_sequences), draw(st.integers(0, 9)))
 
 
 # Segments
 
 
-@settings(REPEATABLE, max_examples=200)
+@settings(REPEATABLE, max_examples=150)
 @given(endings())
 def test_segments_are_the_episodes_and_each_row_is_in_one_of_them(given: Endings) -> None:
     (n_steps, n_sequences), n_finals = given.ends.shape, len(given.final_steps)
@@ -187,12 +197,12 @@ def inputs_of(network: Gated, given: Endings) -> tuple[th.Tensor, th.Tensor]:
 
 @every_depth
 @every_network
-def test_all_rows_at_once_are_a_loop_over_the_steps_and_so_are_their_gradients(
+def test_a_sequence_equals_a_loop_over_its_steps_and_so_do_its_gradients(
     network_class: Callable[[int, int, int], Gated], n_layers: int
 ) -> None:
     network = network_of(network_class, n_layers)
 
-    @settings(REPEATABLE, max_examples=40)
+    @settings(REPEATABLE, max_examples=15)
     @given(endings())
     def law(given: Endings) -> None:
         features, states = inputs_of(network, given)
@@ -229,7 +239,7 @@ def test_one_step_is_a_sequence_of_one_row(network_class: Callable[[int, int, in
 
 
 @every_depth
-def test_an_lstm_with_resets_is_that_of_sb3_contrib(n_layers: int) -> None:
+def test_an_lstm_with_resets_equals_that_of_sb3_contrib(n_layers: int) -> None:
     network = network_of(LSTM, n_layers)
     assert isinstance(network, LSTM)
     given = some_endings(9, 4)._replace(final_steps=th.zeros(0, dtype=th.int64))
@@ -245,7 +255,7 @@ def test_an_lstm_with_resets_is_that_of_sb3_contrib(n_layers: int) -> None:
 
 
 @every_depth
-def test_a_layer_normalised_lstm_is_that_of_stable_baselines(n_layers: int) -> None:
+def test_a_layer_normalised_lstm_equals_that_of_stable_baselines(n_layers: int) -> None:
     network = network_of(LayerNormLSTM, n_layers)
     given = Endings(th.zeros(6, 2, dtype=th.bool), th.zeros(0, dtype=th.int64))
     features, states = inputs_of(network, given)
@@ -281,7 +291,7 @@ def test_no_gradient_crosses_the_end_of_an_episode(
 ) -> None:
     network = network_of(network_class, n_layers)
 
-    @settings(REPEATABLE, max_examples=15)
+    @settings(REPEATABLE, max_examples=6)
     @given(endings())
     def law(given: Endings) -> None:
         features, states = inputs_of(network, given)
@@ -297,7 +307,7 @@ def test_no_gradient_crosses_the_end_of_an_episode(
     law()
 
 
-def test_dropout_is_of_an_update_and_of_no_step() -> None:
+def test_dropout_acts_on_sequences_in_training_and_never_on_steps() -> None:
     network = LSTM(3, 40, 2, dropout=0.5)
     given = some_endings(5, 3)
     features, states = (each.detach().float() for each in inputs_of(network, given))
@@ -339,7 +349,7 @@ def test_an_orthogonal_network_has_orthogonal_weights_and_no_bias(
 # Policies
 
 
-def remembering(
+def recurrent_policy(
     action_space: Space = ACTIONS["Discrete"],
     lstm_class: type[Gated] = LSTM,
     n_layers: int = 1,
@@ -351,7 +361,7 @@ def remembering(
     with th.no_grad():
         for lstm in (policy.pi_recurrent, policy.q_recurrent):
             for parameter in lstm.parameters():
-                parameter.add_(0.3 * th.randn_like(parameter))  # so that what is remembered matters
+                parameter.add_(0.3 * th.randn_like(parameter))  # so that the recurrent state matters
     return policy
 
 
@@ -381,12 +391,12 @@ def shaped(rows: Obs, *shape: int) -> Obs:
 
 
 class Walk(NamedTuple):
-    """What a policy says and remembers where it takes one step after the other."""
+    """A policy's outputs and recurrent states where it takes one step after the other."""
 
     stats: th.Tensor  # [T, B, P]
     values: th.Tensor  # [T, B]
     next_values: th.Tensor  # [T, B]
-    before: th.Tensor  # what is remembered before each step and after the last, [T + 1, B, W]
+    before: th.Tensor  # recurrent states before each step and after the last, [T + 1, B, W]
 
 
 def walk(policy: ACERPolicy, given: Sequences) -> Walk:
@@ -408,7 +418,7 @@ def walk(policy: ACERPolicy, given: Sequences) -> Walk:
     return Walk(*map(th.stack, (stats, values, next_values, before)))
 
 
-def assert_a_walk_is_the_whole(policy: ACERPolicy, given: Sequences) -> None:
+def assert_steps_equal_the_sequence(policy: ACERPolicy, given: Sequences) -> None:
     with th.no_grad():
         found, expected = evaluate(policy, given), walk(policy, given)
     for name in ("stats", "values", "next_values"):
@@ -418,60 +428,55 @@ def assert_a_walk_is_the_whole(policy: ACERPolicy, given: Sequences) -> None:
         close(policy.warm_up(given.observations, given.states, given.ends[:n]), expected.before[n], 1e-5)
 
 
-@every_action
-@every_core
-@every_depth
-@every_class
-def test_acting_step_by_step_is_one_pass_over_the_sequences(
+@every_combination
+def test_acting_step_by_step_equals_one_pass_over_the_sequences(
     lstm_class: type[Gated], n_layers: int, core: dict[str, Any], action_space: Space
 ) -> None:
-    policy = remembering(action_space, lstm_class, n_layers, **core)
+    policy = recurrent_policy(action_space, lstm_class, n_layers, **core)
     given = a_slot(policy, some_endings(7, 4))
-    assert_a_walk_is_the_whole(policy, given)
+    assert_steps_equal_the_sequence(policy, given)
     going_on = endings_of(th.zeros(7, 4, dtype=th.int64))
-    assert_a_walk_is_the_whole(policy, a_slot(policy, going_on))
-    forgetful = evaluate(policy, given._replace(states=th.zeros_like(given.states)))
-    remembered = evaluate(policy, given)
-    assert (forgetful.stats - remembered.stats)[0].abs().max() > 1e-3
+    assert_steps_equal_the_sequence(policy, a_slot(policy, going_on))
+    anew = evaluate(policy, given._replace(states=th.zeros_like(given.states)))
+    continued = evaluate(policy, given)
+    assert (anew.stats - continued.stats)[0].abs().max() > 1e-3
     matters = not isinstance(policy.q_recurrent, Identity) or policy.family.enumerable  # V = sum pi Q there
-    assert ((forgetful.values - remembered.values)[0].abs().max() > 1e-4) == matters
+    assert ((anew.values - continued.values)[0].abs().max() > 1e-4) == matters
 
 
-@settings(REPEATABLE, max_examples=60)
+@settings(REPEATABLE, max_examples=40)
 @given(endings(least=1), st.sampled_from(sorted(CLASSES)), st.sampled_from(sorted(CORES)), st.integers(1, 2))
-def test_wherever_episodes_end_acting_step_by_step_is_one_pass(
+def test_acting_step_by_step_equals_one_pass_wherever_episodes_end(
     given: Endings, lstm_class: str, core: str, n_layers: int
 ) -> None:
-    policy = remembering(lstm_class=CLASSES[lstm_class], n_layers=n_layers, **CORES[core])
-    assert_a_walk_is_the_whole(policy, a_slot(policy, given))
+    policy = recurrent_policy(lstm_class=CLASSES[lstm_class], n_layers=n_layers, **CORES[core])
+    assert_steps_equal_the_sequence(policy, a_slot(policy, given))
 
 
 @pytest.mark.parametrize("share", [True, False], ids=["one extractor", "two extractors"])
 @pytest.mark.parametrize("kind", OBSERVATIONS)
-def test_all_kinds_of_observations_are_remembered(kind: str, share: bool) -> None:
-    policy = remembering(observation_space=OBSERVATIONS[kind], share_features_extractor=share)
-    assert_a_walk_is_the_whole(policy, a_slot(policy, some_endings(4, 3)))
+def test_all_kinds_of_observations_pass_through_a_recurrent_module(kind: str, share: bool) -> None:
+    policy = recurrent_policy(observation_space=OBSERVATIONS[kind], share_features_extractor=share)
+    assert_steps_equal_the_sequence(policy, a_slot(policy, some_endings(4, 3)))
 
 
-@every_action
-@every_core
-@every_class
-def test_each_step_is_judged_as_if_it_were_alone_with_what_is_remembered(
-    lstm_class: type[Gated], core: dict[str, Any], action_space: Space
+@every_combination
+def test_each_step_is_evaluated_as_if_alone_from_its_recurrent_state(
+    lstm_class: type[Gated], n_layers: int, core: dict[str, Any], action_space: Space
 ) -> None:
-    policy = remembering(action_space, lstm_class, **core)
+    policy = recurrent_policy(action_space, lstm_class, n_layers, **core)
     given = a_slot(policy, some_endings(5, 3))
     whole, before = evaluate(policy, given), walk(policy, given).before.detach()
     rng = np.random.default_rng(0)  # what is drawn row by row is what is drawn at once
     for t, b in itertools.product(range(5), range(3)):
-        cut = given.final_steps == t * 3 + b
+        truncated = given.final_steps == t * 3 + b
         row = Sequences(
             pick(given.observations, slice(t, t + 2), slice(b, b + 1)),
             given.actions[t : t + 1, b : b + 1],
             before[t, b : b + 1],
             given.ends[t : t + 1, b : b + 1],
-            pick(given.final_observations, cut),
-            th.zeros(int(cut.sum()), dtype=th.int64),
+            pick(given.final_observations, truncated),
+            th.zeros(int(truncated.sum()), dtype=th.int64),
         )
         alone = policy.evaluate(*row, 3, rng)
         for name, of_all, of_one in zip(Evaluation._fields, whole, alone, strict=True):
@@ -479,8 +484,8 @@ def test_each_step_is_judged_as_if_it_were_alone_with_what_is_remembered(
             close(of_all[t, b], of_one[0, 0], 1e-5)
 
 
-def test_warming_up_is_acting_and_drops_nothing() -> None:
-    policy = remembering(n_layers=2, lstm_kwargs={"dropout": 0.5})
+def test_warming_up_equals_acting_and_has_no_dropout() -> None:
+    policy = recurrent_policy(n_layers=2, lstm_kwargs={"dropout": 0.5})
     given = a_slot(policy, some_endings(5, 3))
     expected = walk(policy, given).before.detach()
     policy.set_training_mode(True)
@@ -500,14 +505,11 @@ def gradients_of(policy: ACERPolicy, states: th.Tensor, found: Iterable[Evaluati
     return list(th.autograd.grad(total, (states, *policy.parameters())))
 
 
-@every_action
-@every_core
-@every_depth
-@every_class
-def test_gradients_through_time_are_those_of_steps_taken_one_after_the_other(
+@every_combination
+def test_gradients_through_time_equal_those_of_single_steps(
     lstm_class: type[Gated], n_layers: int, core: dict[str, Any], action_space: Space
 ) -> None:
-    policy = remembering(action_space, lstm_class, n_layers, **core)
+    policy = recurrent_policy(action_space, lstm_class, n_layers, **core)
     given = a_slot(policy, some_endings(5, 3))
     given.states.requires_grad_()
     rng, states, steps = np.random.default_rng(0), given.states, []
@@ -526,10 +528,10 @@ def test_gradients_through_time_are_those_of_steps_taken_one_after_the_other(
 
 @every_action
 @every_core
-def test_policy_and_critic_are_trained_through_the_lstm_that_each_has(
+def test_gradients_of_policy_and_critic_reach_the_recurrent_module_of_each(
     core: dict[str, Any], action_space: Space
 ) -> None:
-    policy = remembering(action_space, share_features_extractor="shared_lstm" in core, **core)
+    policy = recurrent_policy(action_space, share_features_extractor="shared_lstm" in core, **core)
     found = evaluate(policy, a_slot(policy, some_endings(5, 3)))
 
     def reached(output: th.Tensor) -> set[str]:
@@ -546,8 +548,8 @@ def test_policy_and_critic_are_trained_through_the_lstm_that_each_has(
 
 
 @every_class
-def test_policy_and_critic_do_not_see_what_the_other_remembers(lstm_class: type[Gated]) -> None:
-    policy = remembering(ACTIONS["Box"], lstm_class)
+def test_policy_and_critic_do_not_read_each_others_recurrent_state(lstm_class: type[Gated]) -> None:
+    policy = recurrent_policy(ACTIONS["Box"], lstm_class)
     given = a_slot(policy, some_endings(5, 3))
     before = evaluate(policy, given)
     of_policy, of_critic = given.states.chunk(2, -1)
@@ -561,7 +563,7 @@ def test_policy_and_critic_do_not_see_what_the_other_remembers(lstm_class: type[
 
 
 def test_a_critic_without_an_lstm_sees_the_features_alone() -> None:
-    policy = remembering(ACTIONS["Box"], enable_critic_lstm=False)
+    policy = recurrent_policy(ACTIONS["Box"], enable_critic_lstm=False)
     feed_forward = make(VECTOR, ACTIONS["Box"], net_arch=[8])
     feed_forward.q_net.load_state_dict(policy.q_net.state_dict())
     feed_forward.q_head.load_state_dict(policy.q_head.state_dict())
@@ -571,12 +573,12 @@ def test_a_critic_without_an_lstm_sees_the_features_alone() -> None:
 
 
 @every_action
-def test_a_policy_without_an_lstm_remembers_nothing(action_space: Space) -> None:
+def test_a_feed_forward_policy_has_no_recurrent_state(action_space: Space) -> None:
     policy = make(VECTOR, action_space)
     states = policy.initial_states(4)
     assert (policy.state_size, states.shape) == (0, (4, 0))
     given = a_slot(policy, some_endings(5, 3))
-    assert_a_walk_is_the_whole(policy, given)
+    assert_steps_equal_the_sequence(policy, given)
     reversed_ = evaluate(policy, given._replace(observations=pick(given.observations, th.arange(5, -1, -1))))
     close(reversed_.stats[0], policy.step(pick(given.observations, 5), given.states)[0], 1e-6)
 
@@ -588,11 +590,20 @@ def as_numpy(rows: Obs) -> Any:
     return {key: part.numpy() for key, part in rows.items()} if isinstance(rows, dict) else rows.numpy()
 
 
-@pytest.mark.parametrize("kind", ["vector", "image", "Dict"])
-@every_core
-@every_class
-def test_predicting_with_what_was_returned_is_acting(lstm_class: type[Gated], core: dict[str, Any], kind: str) -> None:
-    policy = remembering(ACTIONS["Box"], lstm_class, 2, OBSERVATIONS[kind], **core)
+@pytest.mark.parametrize(
+    ("lstm_class", "core", "kind"),
+    [
+        (CLASSES[class_], CORES[core], kind)
+        for (class_, core), kind in zip(
+            itertools.product(CLASSES, CORES), itertools.cycle(["vector", "image", "vector", "Dict"]), strict=False
+        )
+    ],
+    ids=str,
+)
+def test_predicting_with_the_returned_state_equals_acting(
+    lstm_class: type[Gated], core: dict[str, Any], kind: str
+) -> None:
+    policy = recurrent_policy(ACTIONS["Box"], lstm_class, 2, OBSERVATIONS[kind], **core)
     given = a_slot(policy, some_endings(6, 3))._replace(states=th.zeros(3, policy.state_size))
     with th.no_grad():
         expected = walk(policy, given)
@@ -605,8 +616,8 @@ def test_predicting_with_what_was_returned_is_acting(lstm_class: type[Gated], co
         np.testing.assert_allclose(state[~starts], expected.before[t + 1][~starts], rtol=1e-4, atol=1e-6)
 
 
-def test_predictions_are_drawn_from_what_is_remembered() -> None:
-    policy, n = remembering(ACTIONS["Box"]), 4000
+def test_predictions_are_sampled_from_the_distribution_of_the_given_state() -> None:
+    policy, n = recurrent_policy(ACTIONS["Box"]), 4000
     observation, state = np.zeros((1, 3), np.float32), np.random.default_rng(0).normal(size=(1, policy.state_size))
     mean, std = policy.step(th.zeros(1, 3), th.from_numpy(state).float())[0].detach().numpy().reshape(2, 2)
     actions, _ = policy.predict(observation.repeat(n, 0), state.repeat(n, 0))
@@ -615,15 +626,15 @@ def test_predictions_are_drawn_from_what_is_remembered() -> None:
 
 
 @every_class
-def test_where_an_episode_begins_nothing_is_remembered_and_elsewhere_all(lstm_class: type[Gated]) -> None:
-    policy = remembering(ACTIONS["Box"], lstm_class)
+def test_the_recurrent_state_is_zero_where_an_episode_starts_and_kept_elsewhere(lstm_class: type[Gated]) -> None:
+    policy = recurrent_policy(ACTIONS["Box"], lstm_class)
     observation = as_numpy(rows_of(VECTOR, 4))
     state = np.random.default_rng(0).normal(size=(4, policy.state_size)).astype(np.float32)
     given, starts = state.copy(), np.array([True, False, False, True])
     nothing = policy.predict(observation, None, deterministic=True)
-    remembered = policy.predict(observation, given, deterministic=True)
+    continued = policy.predict(observation, given, deterministic=True)
     some = policy.predict(observation, given, starts, deterministic=True)
-    for none, everything, mixed in zip(nothing, remembered, some, strict=True):
+    for none, everything, mixed in zip(nothing, continued, some, strict=True):
         np.testing.assert_array_equal(mixed, np.where(starts[:, np.newaxis], none, everything))
         assert (none != everything).all()
     np.testing.assert_array_equal(given, state)  # which is the caller's
@@ -635,8 +646,8 @@ def test_where_an_episode_begins_nothing_is_remembered_and_elsewhere_all(lstm_cl
 
 
 @pytest.mark.parametrize("kind", ["vector", "Dict"])
-def test_one_observation_is_one_environment(kind: str) -> None:
-    policy = remembering(ACTIONS["Box"], observation_space=OBSERVATIONS[kind])
+def test_one_observation_is_treated_as_one_environment(kind: str) -> None:
+    policy = recurrent_policy(ACTIONS["Box"], observation_space=OBSERVATIONS[kind])
     rows = as_numpy(rows_of(OBSERVATIONS[kind], 1))
     one = {key: part[0] for key, part in rows.items()} if isinstance(rows, dict) else rows[0]
     state = np.random.default_rng(0).normal(size=(1, policy.state_size)).astype(np.float32)
@@ -657,7 +668,7 @@ def test_a_feed_forward_policy_returns_the_state_that_it_was_given() -> None:
 
 @pytest.mark.parametrize("shape", [(3, 20), (2, 19), (20,), (1, 2, 20), (2,), ()], ids=str)
 def test_a_state_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
-    policy = remembering()
+    policy = recurrent_policy()
     assert policy.state_size == 20
     with pytest.raises(ValueError, match=r"state must be of shape \(2, 20\), got ") as error:
         policy.predict(as_numpy(rows_of(VECTOR, 2)), np.zeros(shape, np.float32))
@@ -685,7 +696,7 @@ NAMES: list[tuple[type[ACERPolicy], type[Gated], type[nn.Module], str]] = [
 
 
 @pytest.mark.parametrize(("policy_class", "lstm_class", "extractor", "kind"), NAMES, ids=lambda x: str(x))
-def test_the_names_of_policies_fix_defaults(
+def test_named_policies_only_set_defaults(
     policy_class: type[ACERPolicy], lstm_class: type[Gated], extractor: type[nn.Module], kind: str, tmp_path: Path
 ) -> None:
     policy = policy_class(OBSERVATIONS[kind], ACTIONS["Discrete"], constant)
@@ -708,7 +719,7 @@ def test_the_names_of_policies_fix_defaults(
 def test_a_loaded_policy_with_an_lstm_is_the_one_that_was_saved(
     lstm_class: type[Gated], core: dict[str, Any], n_layers: int, tmp_path: Path
 ) -> None:
-    policy = remembering(ACTIONS["MultiDiscrete"], lstm_class, n_layers, lstm_hidden_size=7, **core)
+    policy = recurrent_policy(ACTIONS["MultiDiscrete"], lstm_class, n_layers, lstm_hidden_size=7, **core)
     policy.save(str(tmp_path / "policy.pt"))
     loaded = MlpPolicy.load(str(tmp_path / "policy.pt"), device="cpu")
     assert loaded.recurrent_options == policy.recurrent_options
@@ -732,7 +743,7 @@ def test_the_arguments_of_an_lstm_are_saved_with_the_policy(tmp_path: Path) -> N
 @every_core
 @every_class
 def test_a_copy_of_a_policy_has_an_lstm_of_its_own(lstm_class: type[Gated], core: dict[str, Any]) -> None:
-    policy = remembering(recurrent_class=lstm_class, **core)
+    policy = recurrent_policy(recurrent_class=lstm_class, **core)
     copied, given = deepcopy(policy), a_slot(policy, some_endings(4, 3))
     assert not set(copied.parameters()) & set(policy.parameters())
     assert (copied.q_recurrent is copied.pi_recurrent) == ("shared_lstm" in core)
@@ -747,7 +758,7 @@ def test_a_copy_of_a_policy_has_an_lstm_of_its_own(lstm_class: type[Gated], core
 @every_core
 @every_class
 def test_the_optimizer_has_every_parameter_of_the_lstms_once(lstm_class: type[Gated], core: dict[str, Any]) -> None:
-    policy = remembering(recurrent_class=lstm_class, **core)
+    policy = recurrent_policy(recurrent_class=lstm_class, **core)
     (vector,) = policy.optimizer.param_groups[0]["params"]
     assert vector.numel() == sum(parameter.numel() for parameter in policy.parameters())
     modules = {module for module in (policy.pi_recurrent, policy.q_recurrent) if not isinstance(module, Identity)}
@@ -792,7 +803,7 @@ def test_lstms_are_initialised_orthogonally_unless_they_are_not_to_be(
     ],
     ids=str,
 )
-def test_options_of_an_lstm_that_cannot_be_are_refused_by_name(arguments: dict[str, Any], message: str) -> None:
+def test_impossible_options_of_a_recurrent_module_are_refused_by_name(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         MlpLstmPolicy(VECTOR, ACTIONS["Discrete"], constant, **arguments)
 
@@ -809,14 +820,14 @@ def test_options_of_an_lstm_that_cannot_be_are_refused_by_name(arguments: dict[s
     ],
     ids=str,
 )
-def test_a_feed_forward_policy_has_no_options_of_an_lstm(arguments: dict[str, Any]) -> None:
+def test_a_feed_forward_policy_refuses_options_of_recurrent_modules(arguments: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="recurrent_class must be set for the options of an LSTM, got ") as error:
         MlpPolicy(VECTOR, ACTIONS["Discrete"], constant, **arguments)
     assert all(f"{name!r}: {value!r}" in str(error.value) for name, value in arguments.items())
     assert "MlpPolicy" in str(error.value)
 
 
-def test_an_lstm_class_gives_any_policy_a_memory() -> None:
+def test_recurrent_class_makes_any_policy_recurrent() -> None:
     named = MlpLstmPolicy(VECTOR, ACTIONS["Discrete"], constant, lstm_hidden_size=6, ortho_init=False)
     other = MlpPolicy(VECTOR, ACTIONS["Discrete"], constant, lstm_hidden_size=6, recurrent_class=LSTM)
     other.load_state_dict(named.state_dict())
