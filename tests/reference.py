@@ -16,7 +16,7 @@ from gymnasium import spaces
 from torch import nn
 
 from sb3_acer.buffer import SequenceBatch
-from sb3_acer.distributions import EPSILON
+from sb3_acer.distributions import EPSILON, MAX_LOG_RATIO
 from sb3_acer.heads import QHead
 from sb3_acer.policies import ACERPolicy
 from sb3_acer.recurrent import GRU, LSTM, Gated, Identity, Recurrent
@@ -191,10 +191,10 @@ def log_prob(space: Space, stats: th.Tensor, action: th.Tensor) -> th.Tensor:
 
 
 def ratio(space: Space, stats: th.Tensor, behaviour: th.Tensor, action: th.Tensor) -> float:
-    """pi(a|x) / mu(a|x), with the floor of probabilities that the package documents."""
+    """pi(a|x) / mu(a|x), with the floor of probabilities and the bound of ratios that the package documents."""
     floor = 0.0 if isinstance(space, spaces.Box) else EPSILON
     each = zip(probabilities(space, stats, action), probabilities(space, behaviour, action), strict=True)
-    return math.prod(p.item() / (q.item() + floor) for p, q in each)
+    return min(math.prod(p.item() / (q.item() + floor) for p, q in each), math.exp(MAX_LOG_RATIO))
 
 
 def entropy(space: Space, stats: th.Tensor) -> th.Tensor:
@@ -313,10 +313,13 @@ class Moment(NamedTuple):
 
 
 def moment(policy: ACERPolicy, observation: th.Tensor, state: th.Tensor) -> Moment:
-    """Of a policy for vectors with a state of its own for the critic, or with none."""
+    """Of a policy for vectors."""
     pi_state, q_state = state[: policy.pi_recurrent.state_size], state[policy.pi_recurrent.state_size :]
     x, pi_state = recurrent_step(policy.pi_recurrent, observation, pi_state)
-    y, q_state = recurrent_step(policy.q_recurrent, observation, q_state)
+    if policy.q_recurrent is policy.pi_recurrent:
+        y = x
+    else:
+        y, q_state = recurrent_step(policy.q_recurrent, observation, q_state)
     outputs = dense(policy.pi_head, dense(policy.pi_net, x))
     stats = statistics(policy.action_space, outputs, policy.log_std)
     latent = dense(policy.q_net, y)

@@ -80,7 +80,7 @@ def random_policy(action_space: Space, recurrent_class: type[Recurrent] | None =
     if recurrent_class is not None:
         arguments = {"recurrent_class": recurrent_class, "lstm_hidden_size": 3, **arguments}
     observations = spaces.Box(-np.inf, np.inf, (3,))
-    policy = MlpPolicy(observations, action_space, lambda _: 1e-3, net_arch=[5], **arguments).double()
+    policy = MlpPolicy(observations, action_space, lambda _: 1e-3, **{"net_arch": [5], **arguments}).double()
     with th.no_grad():
         for parameter in policy.parameters():
             parameter.add_(0.4 * th.randn_like(parameter))
@@ -99,7 +99,7 @@ def perturbed(policy: ACERPolicy) -> ACERPolicy:
 def random_stats(space: Space, rng: np.random.Generator, *shape: int) -> th.Tensor:
     if isinstance(space, spaces.Box):
         size = math.prod(space.shape)
-        return th.cat((normal(rng, *shape, size), (0.3 * normal(rng, *shape, size)).exp()), -1)
+        return th.cat((0.7 * normal(rng, *shape, size), (0.4 + 0.3 * normal(rng, *shape, size)).exp()), -1)
     return th.cat([(1.5 * normal(rng, *shape, n)).softmax(-1) for n in reference.sizes(space)], -1)
 
 
@@ -198,6 +198,25 @@ def test_an_update_follows_the_gradient_of_the_written_out_loss(
     binds = (update.z != update.g).any(-1)
     assert binds.any() == (settings.delta is not None and settings.delta < 1e9)
     assert not binds.all()
+
+
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "networks of other widths": {"net_arch": {"pi": [4], "qf": [6]}},
+    "networks of other depths": {"net_arch": {"pi": [4, 3], "qf": [4]}},
+    "no hidden layers": {"net_arch": []},
+    "another activation": {"net_arch": [4, 4], "activation_fn": th.nn.ReLU},
+    "a shared LSTM": {"recurrent_class": LSTM, "shared_lstm": True, "enable_critic_lstm": False},
+    "an LSTM for the policy alone": {"recurrent_class": LSTM, "enable_critic_lstm": False},
+}
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES.values(), ids=ARCHITECTURES)
+@pytest.mark.parametrize("action", ["Discrete", "Box"])
+def test_an_update_of_any_architecture_follows_the_gradient_of_the_written_out_loss(
+    action: str, architecture: dict[str, Any]
+) -> None:
+    architecture = {"lstm_hidden_size": 3, **architecture} if "recurrent_class" in architecture else architecture
+    assert_is_the_written_out_update(random_problem(ACTIONS[action], n_steps=4, **architecture))
 
 
 @every_action
