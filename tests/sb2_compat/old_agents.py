@@ -319,8 +319,11 @@ def built(graph: Graph, space: spaces.Space[Any]) -> Graph:
 
 
 def assert_same_policy(model: ACER, graph: Graph, space: spaces.Space[Any]) -> None:
-    """Compare probabilities and Q values over four steps of six environments."""
-    states = th.from_numpy(model.policy.initial_states(6))
+    """Compare both networks' parameters, and probabilities and Q values over four steps of six environments."""
+    average, policy = model.average_policy.state_dict(), model.policy
+    for name, value in policy.state_dict().items():
+        assert average[name].equal(value)
+    states = th.from_numpy(policy.initial_states(6))
     old_states = None
     for seed in range(4):
         space.seed(seed)
@@ -328,14 +331,13 @@ def assert_same_policy(model: ACER, graph: Graph, space: spaces.Space[Any]) -> N
         expected, expected_q, old_states = graph(preprocess(observations, space, graph.policy), old_states)
         if is_image_space(space):
             observations = VecTransposeImage.transpose_image(observations)
-        for policy in (model.policy, model.average_policy):
-            with th.no_grad():
-                rows = th.as_tensor(observations)
-                stats, after = policy.step(rows, states)
-                _, latent, _ = policy._recur("step", rows, states)
-                q = policy.q_head.q(policy.q_net(latent))  # type: ignore[operator]
-            np.testing.assert_allclose(stats.numpy(), expected, rtol=0, atol=1e-5)
-            np.testing.assert_allclose(q.numpy(), expected_q, rtol=1e-5, atol=1e-5 * max(1, np.abs(expected_q).max()))
+        with th.no_grad():
+            rows = th.as_tensor(observations)
+            stats, after = policy.step(rows, states)
+            _, latent, _ = policy._recur("step", rows, states)
+            q = policy.q_head.q(policy.q_net(latent))  # type: ignore[operator]
+        np.testing.assert_allclose(stats.numpy(), expected, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(q.numpy(), expected_q, rtol=1e-5, atol=1e-5 * max(1, np.abs(expected_q).max()))
         states = after
 
 

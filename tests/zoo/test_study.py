@@ -1,17 +1,19 @@
 """Studies that several workers share."""
 
 import shlex
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from io import StringIO
 from pathlib import Path
 from threading import Barrier
 
+import optuna
 import pytest
 from optuna.storages import BaseStorage
+from rl_zoo3.exp_manager import ExperimentManager
 
 from sb3_acer.zoo import commands, study
-from tests.zoo.conftest import SEARCH, environment, finished_trials, sb3_acer
+from tests.zoo.conftest import SEARCH, finished_trials, sb3_acer
 
 
 @pytest.mark.parametrize(
@@ -34,21 +36,26 @@ def test_a_storage_that_is_none_is_one_line(shell: Path) -> None:
         commands.main(["tune", "--storage", "study.db"])
 
 
-def test_the_command_that_tune_prints_adds_a_worker(tmp_path: Path) -> None:
+def test_the_command_that_tune_prints_adds_a_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second worker does all of its trials during the first trial of the first worker."""
     here, there = tmp_path / "here", tmp_path / "there"
     for folder in (here, there):
         folder.mkdir()
-    program = [sys.executable, "-m", "sb3_acer", "tune", *SEARCH]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(program, cwd=here, env=environment(), stdout=pipe, stderr=pipe, text=True) as first:
-        assert first.stdout is not None
-        start, _, arguments = first.stdout.readline().partition(": sb3-acer ")
-        assert start == "To add a worker, here or on another machine"
-        sb3_acer(*shlex.split(arguments), cwd=there)
-        _, errors = first.communicate(timeout=300)
-    assert first.returncode == 0, errors
-    assert errors.count("] Trial ") == 2
-    assert len(finished_trials(str(here / "logs/acer/CartPole-v1.log"))) == 4
+    objective, is_first = ExperimentManager.objective, iter([True])
+
+    def objective_with_worker(self: ExperimentManager, trial: optuna.Trial) -> float:
+        if next(is_first, False):
+            assert isinstance(sys.stdout, StringIO)
+            start, _, arguments = sys.stdout.getvalue().splitlines()[0].partition(": sb3-acer ")
+            assert start == "To add a worker, here or on another machine"
+            sb3_acer(*shlex.split(arguments), cwd=there)
+        reward: float = objective(self, trial)
+        return reward
+
+    monkeypatch.setattr(ExperimentManager, "objective", objective_with_worker)
+    sb3_acer("tune", *SEARCH, cwd=here)
+    trials = finished_trials(str(here / "logs/acer/CartPole-v1.log"))
+    assert sorted(range(4), key=lambda number: trials[number].datetime_complete or 0) == [1, 2, 0, 3]
 
 
 def test_workers_that_start_at_once_share_a_new_database(tmp_path: Path) -> None:

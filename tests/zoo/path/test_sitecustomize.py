@@ -1,8 +1,8 @@
 """rl-zoo's own commands, with the folder on their path."""
 
+import json
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import rl_zoo3.train
@@ -10,63 +10,58 @@ import rl_zoo3.utils
 
 from sb3_acer import ACER
 from sb3_acer.zoo import commands
-from tests.zoo.conftest import HYPERPARAMS, SHORT_RUN, python, sb3_acer
+from tests.zoo.conftest import HYPERPARAMS, SHORT_RUN, python
 
 SCRIPTS = ("enjoy", "record_video", "record_training", "push_to_hub", "load_from_hub")
 TRAIN = ("--algo", "acer", "-conf", "sb3_acer.hyperparams", *SHORT_RUN)
-# Runs each script in a fork of a process that has imported what the scripts need except rl_zoo3, which saves time.
+MODULES: dict[str, tuple[str, ...]] = {"sb3_acer": ("zoo-path",), "rl_zoo3.train": TRAIN}
+MODULES |= {f"rl_zoo3.{script}": ("--algo", "acer", "--help") for script in SCRIPTS}
+# Runs each module in a fork of a process that has imported what the modules need except rl_zoo3, which saves time.
 FORKS = """
-import multiprocessing, runpy, sys
+import json, multiprocessing, runpy, sys
 import huggingface_sb3, matplotlib.pyplot, optuna, pandas, sb3_acer
 
-def run(script, arguments):
+def run(module, arguments):
     sys.argv[1:] = arguments
-    sys.stdout, sys.stderr = open(f"{script}.out", "w"), open(f"{script}.err", "w")
-    runpy.run_module(f"rl_zoo3.{script}", run_name="__main__")
+    sys.stdout, sys.stderr = open(f"{module}.out", "w"), open(f"{module}.err", "w")
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 assert "rl_zoo3" not in sys.modules
-train, *scripts = sys.argv[1:]
 context = multiprocessing.get_context("fork")
-for script, arguments in [("train", train.split()), *((script, ["--algo", "acer", "--help"]) for script in scripts)]:
-    process = context.Process(target=run, args=(script, arguments))
+for module, arguments in json.loads(sys.argv[1]).items():
+    process = context.Process(target=run, args=(module, arguments))
     process.start()
     process.join()
-    print(script, process.exitcode)
+    print(module, process.exitcode)
 """
 
 
-class Forked(NamedTuple):
-    folder: Path
-    exit_codes: dict[str, str]
-
-
 @pytest.fixture(scope="module")
-def forked(tmp_path_factory: pytest.TempPathFactory) -> Forked:
-    """Runs of the scripts with the folder on their path."""
-    folder = tmp_path_factory.mktemp("forked")
-    result = python("-c", FORKS, " ".join(TRAIN), *SCRIPTS, cwd=folder, path=(commands.ZOO_PATH,))
-    assert result.returncode == 0, result.stderr
-    return Forked(folder, dict(line.split() for line in result.stdout.splitlines()))
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which all modules have run with success, with the folder of sitecustomize on their path."""
+    path = tmp_path_factory.mktemp("forked")
+    result = python("-c", FORKS, json.dumps(MODULES), cwd=path, path=(commands.ZOO_PATH,))
+    errors = "\n".join((path / f"{module}.err").read_text() for module in MODULES)
+    assert result.stdout.splitlines() == [f"{module} 0" for module in MODULES], result.stderr + errors
+    return path
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_the_zoos_own_commands_know_acer_where_the_folder_is_on_their_path(script: str, forked: Forked) -> None:
-    assert (forked.folder / f"{script}.err").read_text() == ""
-    assert forked.exit_codes[script] == "0"
-    assert "--algo" in (forked.folder / f"{script}.out").read_text()
+def test_the_zoos_own_commands_know_acer_where_the_folder_is_on_their_path(script: str, folder: Path) -> None:
+    assert (folder / f"rl_zoo3.{script}.err").read_text() == ""
+    assert "--algo" in (folder / f"rl_zoo3.{script}.out").read_text()
 
 
 def test_the_zoos_own_train_runs_acer_with_our_hyperparameters(
-    forked: Forked, shell: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert sb3_acer("zoo-path", cwd=shell) == f"{commands.ZOO_PATH}\n"
-    monkeypatch.delitem(rl_zoo3.utils.ALGOS, "acer")
+    assert (folder / "sb3_acer.out").read_text() == f"{commands.ZOO_PATH}\n"
+    monkeypatch.delitem(rl_zoo3.utils.ALGOS, "acer", raising=False)
     monkeypatch.setattr(sys, "argv", ["train", *TRAIN])
     with pytest.raises(SystemExit):
         rl_zoo3.train.train()
     assert "invalid choice: 'acer'" in capsys.readouterr().err
-    assert forked.exit_codes["train"] == "0", (forked.folder / "train.err").read_text()
-    model = ACER.load(forked.folder / "logs/acer/CartPole-v1_1/CartPole-v1.zip")
+    model = ACER.load(folder / "logs/acer/CartPole-v1_1/CartPole-v1.zip")
     assert model.batch_size == HYPERPARAMS["CartPole-v1"]["batch_size"]
 
 
