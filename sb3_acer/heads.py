@@ -36,27 +36,29 @@ class QHead(nn.Module):
     def __init__(self, family: Family, latent_dim: int) -> None:
         super().__init__()
         self.q = nn.Linear(latent_dim, family.n_stats)
-        self.input_layers = self.outputs = (self.q,)
+        self.outputs = (self.q,)
         self.output_gain = 1.0  # CartPole-v1 is learnt more slowly with 0.01
 
-    def values(self, q: th.Tensor, stats: th.Tensor) -> th.Tensor:
+    def values(self, latent: th.Tensor, stats: th.Tensor) -> th.Tensor:
         """
-        :param q: output of ``input_layers``: Q of all actions, ``[N, P]``
+        :param latent: ``[N, L]``
         :param stats: statistics of pi in the same rows, ``[N, P]``
         :return: V, ``[N]``
         """
+        q: th.Tensor = self.q(latent)
         return (stats * q).sum(-1)
 
     def forward(
-        self, q: th.Tensor, stats: th.Tensor, actions: th.Tensor, n_samples: int, rng: np.random.Generator
+        self, latent: th.Tensor, stats: th.Tensor, actions: th.Tensor, n_samples: int, rng: np.random.Generator
     ) -> Judgement:
         """
-        :param q: output of ``input_layers``: Q of all actions, ``[N, P]``, the first T * B rows those of the steps
+        :param latent: ``[N, L]``, the first T * B rows those of the steps
         :param stats: statistics of pi in the same rows, ``[N, P]``
         :param actions: the actions taken, ``[T, B, D]``
         :param n_samples: unused: nothing is sampled
         :param rng: unused
         """
+        q: th.Tensor = self.q(latent)
         probabilities = stats.detach()
         shape = actions.shape[:2]
         q_steps, weights = (rows[: shape.numel()].view(*shape, -1) for rows in (q, probabilities))
@@ -82,7 +84,6 @@ class DuelingHead(nn.Module):
     def __init__(self, family: Family, latent_dim: int, activation_fn: type[nn.Module] = nn.ReLU) -> None:
         super().__init__()
         self.family = family
-        self.input_layers = ()  # the latent features are the input
         self.value = nn.Linear(latent_dim, 1)
         # A layer of [latent, action] as the sum of two layers, so that the latent features of a state are multiplied
         # once for all its actions.

@@ -54,12 +54,8 @@ class FlatParameters:
         ]
         self.attach()
 
-    version = 0
-    """how often the views have been made"""
-
     def attach(self) -> None:
         """Make the views anew, after something has replaced the parameters' memory: a move to another device, say."""
-        self.version += 1
         self._buffers: list[th.Tensor] | None = None  # a copy's module may not be complete yet
         self._gradients: list[th.Tensor | None] = [None] * len(self.parameters)
         self._frozen: list[tuple[nn.Parameter, th.Tensor]] = []
@@ -139,21 +135,6 @@ class FlatParameters:
     def _after_step(self, *_: Any) -> None:
         for parameter, before in self._frozen:
             parameter.data.copy_(before)
-
-    def can_stack(self, one: nn.Parameter, other: nn.Parameter) -> bool:
-        """Whether the parameters are of one shape and lie in the same vector, in this order."""
-        places = [index for part in (one, other) for index, each in enumerate(self.parameters) if each is part]
-        in_one = any(set(places) <= set(group) for group in self._groups)
-        return len(places) == 2 and places[0] < places[1] and in_one and one.stride() == other.stride()
-
-    def stack(self, one: nn.Parameter, other: nn.Parameter) -> th.Tensor:
-        """
-        Two parameters for which :meth:`can_stack` holds.
-
-        :return: a view of their vector, ``[2, ...]``
-        """
-        step = other.storage_offset() - one.storage_offset()
-        return one.data.as_strided((2, *one.shape), (step, *one.stride()))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """

@@ -24,8 +24,8 @@ from torch import nn
 
 from sb3_acer.checks import check_choice, check_integer, require
 from sb3_acer.distributions import Family, make_family
-from sb3_acer.heads import DuelingHead, QHead
-from sb3_acer.mlp import MLP, Twin, run
+from sb3_acer.heads import DuelingHead, Judgement, QHead
+from sb3_acer.mlp import MLP
 from sb3_acer.parameters import FlatParameters
 from sb3_acer.recurrent import GRU, LSTM, Identity, LayerNormLSTM, Recurrent
 
@@ -319,9 +319,6 @@ class ACERPolicy(PredictionInterface):
         self._is_image = issubclass(self.features_extractor_class, NatureCNN) and is_image_space(observation_space)
         self._build()
         self.flat = FlatParameters(self)
-        self.twin = Twin(
-            (*_layers(self.pi_net), self.pi_head), (*_layers(self.q_net), *self.q_head.input_layers), self.flat
-        )
         self.optimizer = self.flat.make_optimizer(self.optimizer_class, lr_schedule(1), self.optimizer_kwargs)
 
     def _build(self) -> None:
@@ -462,7 +459,7 @@ class ACERPolicy(PredictionInterface):
         return latent, q_latent, th.cat((pi_states, q_states), -1)
 
     def _statistics(self, latent: th.Tensor) -> th.Tensor:
-        return self.family.statistics(run(self.twin.first, latent), self.log_std)
+        return self.family.statistics(self.pi_head(self.pi_net(latent)), self.log_std)
 
     def step(self, observations: PyTorchObs, states: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
         if not self.state_size:  # the critic has no state to update
@@ -472,9 +469,8 @@ class ACERPolicy(PredictionInterface):
 
     def judge(self, observations: PyTorchObs, states: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
         latent, q_latent, _ = self._recur("step", observations, states)
-        outputs, q_outputs = self.twin(latent, q_latent)
-        stats = self.family.statistics(outputs, self.log_std)
-        return stats, self.q_head.values(q_outputs, stats).unsqueeze(-1)
+        stats = self._statistics(latent)
+        return stats, self.q_head.values(self.q_net(q_latent), stats).unsqueeze(-1)
 
     def statistics(self, observations: PyTorchObs, states: th.Tensor, ends: th.Tensor) -> th.Tensor:
         """
@@ -530,9 +526,8 @@ class ACERPolicy(PredictionInterface):
         n_steps, n_sequences = actions.shape[:2]
         rows = _map(_stack_rows, observations, final_observations)
         latent, q_latent, _ = self._recur("sequence", rows, states, ends, final_steps)
-        outputs, q_outputs = self.twin(latent, q_latent)
-        stats = self.family.statistics(outputs, self.log_std)
-        judgement = self.q_head(q_outputs, stats, actions, n_samples, rng)
+        stats = self._statistics(latent)
+        judgement: Judgement = self.q_head(self.q_net(q_latent), stats, actions, n_samples, rng)
 
         n_rows = n_steps * n_sequences
         values = judgement.values.detach()
@@ -567,10 +562,6 @@ def _stack_rows(rows: th.Tensor, finals: th.Tensor) -> th.Tensor:
     """``[T + 1, B, ...]`` and ``[F, ...]`` as ``[(T + 1) * B + F, ...]``."""
     rows = rows.flatten(0, 1)
     return th.cat((rows, finals)) if len(finals) else rows
-
-
-def _layers(network: nn.Module) -> tuple[nn.Module, ...]:
-    return tuple(network) if isinstance(network, nn.Sequential) else (network,)
 
 
 def _no_steps(ends: th.Tensor) -> th.Tensor:
