@@ -117,7 +117,8 @@ def sample_acer_params(
 def is_recurrent(trial: BaseTrial) -> bool:
     """Whether the policy is recurrent, by its name, which the zoo stores in the study."""
     study = getattr(trial, "study", None)  # a FixedTrial has none
-    return study is not None and "Lstm" in study.user_attrs.get("policy", "")
+    policy = "" if study is None else study.user_attrs.get("policy", "")
+    return "Lstm" in policy or "Gru" in policy
 
 
 def suggest(trial: BaseTrial, ranges: Ranges) -> None:

@@ -125,7 +125,7 @@ def test_the_trial_nearest_to_the_defaults_is_within_the_ranges_and_leaves_out_w
 def test_memory_and_noise_are_drawn_where_there_is_any() -> None:
     memory = {"lstm_hidden_size_pow", "critic_lstm", "burn_in_share"}
     noise = {"log_std_init", "n_action_samples"}
-    for policy, is_recurrent in (("MlpPolicy", False), ("CnnLnLstmPolicy", True)):
+    for policy, is_recurrent in (("MlpPolicy", False), ("CnnLnLstmPolicy", True), ("MlpGruPolicy", True)):
         for n_actions in (0, 2):
             asked = new_study(0, policy).ask()
             sample_acer_params(asked, n_actions, 1, {})
