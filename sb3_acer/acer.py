@@ -329,8 +329,8 @@ class ACER(StableBaselinesInterface):
         One update on the latest rollout, then, once replay has started, Poisson(``replay_ratio``) updates on replayed
         ones.
 
-        :param gradient_steps: not read
-        :param batch_size: sequences of a replayed batch; None for one an environment
+        :param gradient_steps: unused
+        :param batch_size: sequences of a replayed batch; None: one per environment
         """
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.policy.optimizer)

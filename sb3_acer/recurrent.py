@@ -16,7 +16,8 @@ from torch.nn.utils.rnn import PackedSequence
 
 class Recurrent(nn.Module, ABC):
     """
-    What :class:`~sb3_acer.policies.ACERPolicy` needs of a recurrent module.
+    What :class:`~sb3_acer.policies.ACERPolicy` needs of a recurrent module. The policy constructs one with the width of
+    the features, its ``lstm_hidden_size`` and ``n_lstm_layers`` in this order, and its ``lstm_kwargs`` by name.
 
     :param input_size: width of the features (I)
     :param output_size: width of the output (H)
