@@ -177,9 +177,9 @@ def assert_is_the_written_out_update(problem: Problem) -> tuple[Update, referenc
     return update, expected
 
 
+@every_action
 @every_setting
 @every_recurrence
-@every_action
 def test_an_update_follows_the_gradient_of_the_written_out_loss(
     action_space: Space, recurrent_class: type[Recurrent] | None, settings: Settings
 ) -> None:
@@ -311,8 +311,8 @@ def acer(problem: Problem, **arguments: Any) -> ACER:
 
 
 @pytest.mark.parametrize("max_grad_norm", [None, 0.1], ids=["no clipping", "clipping"])
-@every_recurrence
 @every_action
+@every_recurrence
 def test_an_agent_steps_down_the_gradient_of_the_written_out_loss_and_then_moves_its_average(
     action_space: Space, recurrent_class: type[Recurrent] | None, max_grad_norm: float | None
 ) -> None:
@@ -428,8 +428,8 @@ def metrics_by_loops(problem: Problem, update: Update) -> dict[str, float]:
     }
 
 
-@every_setting
 @every_action
+@every_setting
 def test_metrics_are_means_over_all_states(action_space: Space, settings: Settings) -> None:
     problem = random_problem(action_space, None, settings)
     update = problem.update()._replace(grad_norm=1.25)
@@ -489,8 +489,8 @@ def test_an_agent_logs_the_means_over_the_updates_after_a_rollout(env_id: str) -
 # Weights of states
 
 
-@every_recurrence
 @every_action
+@every_recurrence
 def test_weights_multiply_each_states_gradient_and_nothing_else(
     action_space: Space, recurrent_class: type[Recurrent] | None
 ) -> None:
@@ -506,8 +506,8 @@ def test_weights_multiply_each_states_gradient_and_nothing_else(
         assert th.equal(getattr(weighted, name), getattr(plain, name)), name
 
 
-@every_recurrence
 @every_action
+@every_recurrence
 def test_gradients_are_the_weighted_mean_of_those_of_single_states(
     action_space: Space, recurrent_class: type[Recurrent] | None
 ) -> None:
