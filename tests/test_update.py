@@ -168,6 +168,10 @@ def assert_is_the_written_out_update(problem: Problem) -> tuple[Update, referenc
     assert all(ours is theirs for ours, theirs in zip(update.batch, batch, strict=True))
     assert math.isnan(update.grad_norm)
     assert [output.shape for output in update.outputs] == [gradient.shape for gradient in update.gradients]
+    constants = *update.gradients, update.average, update.ratio, update.candidate_ratios, update.q_ret, update.advantage
+    assert not any(
+        tensor.requires_grad for tensor in (*constants, update.candidate_advantages, update.g, update.k, update.z)
+    )
     learnt = {name: parameter for name, parameter in policy.named_parameters() if parameter.requires_grad}
     gradients = th.autograd.grad(expected.loss, list(learnt.values()), materialize_grads=True)
     for name, ours, theirs in zip(learnt, parameter_gradients(policy, update), gradients, strict=True):
@@ -441,6 +445,29 @@ def test_metrics_are_means_over_all_states(action_space: Space, settings: Settin
         assert found[name] == pytest.approx(value, rel=1e-6, abs=1e-7), name  # means are taken in single precision
     assert found["correction_loss"] != 0
     assert 0 < found["ratio_truncated"] < 1
+
+
+@pytest.mark.parametrize("step", [-1.0, 1.0])
+def test_the_trust_region_is_active_where_any_component_changes_in_any_direction(step: float) -> None:
+    problem = random_problem(ACTIONS["Box"], None, SETTINGS["no trust region"])
+    update = problem.update()
+    z = update.g.clone()
+    z[0, 0] += step
+    z[3, 1, 2] += step
+    found = metrics(problem.policy.family, update._replace(z=z), problem.settings.correction_term)
+    assert found["trust_region_active"] == pytest.approx(2 / 21)
+    lengths = math.sqrt(6) / update.k[0, 0].norm() + 1 / update.k[3, 1].norm()
+    assert found["trust_region_scale"] == pytest.approx(lengths.item() / 21)
+
+
+def test_metrics_are_finite_where_the_average_policy_is_the_policy() -> None:
+    problem = random_problem(ACTIONS["Box"])
+    problem = problem._replace(average_policy=deepcopy(problem.policy))
+    update = problem.update()
+    assert (update.k == 0).all()
+    found = metrics(problem.policy.family, update._replace(grad_norm=0.0), 1.0)
+    assert all(math.isfinite(value) for value in found.values())
+    assert found["trust_region_scale"] == found["trust_region_active"] == 0
 
 
 class Written(KVWriter):
