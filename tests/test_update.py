@@ -168,10 +168,9 @@ def assert_is_the_written_out_update(problem: Problem) -> tuple[Update, referenc
     assert all(ours is theirs for ours, theirs in zip(update.batch, batch, strict=True))
     assert math.isnan(update.grad_norm)
     assert [output.shape for output in update.outputs] == [gradient.shape for gradient in update.gradients]
-    constants = *update.gradients, update.average, update.ratio, update.candidate_ratios, update.q_ret, update.advantage
-    assert not any(
-        tensor.requires_grad for tensor in (*constants, update.candidate_advantages, update.g, update.k, update.z)
-    )
+    constants = [*update.gradients, update.average, update.ratio, update.candidate_ratios, update.q_ret]
+    constants += [update.advantage, update.candidate_advantages, update.g, update.k, update.z]
+    assert not any(constant.requires_grad for constant in constants)
     learnt = {name: parameter for name, parameter in policy.named_parameters() if parameter.requires_grad}
     gradients = th.autograd.grad(expected.loss, list(learnt.values()), materialize_grads=True)
     for name, ours, theirs in zip(learnt, parameter_gradients(policy, update), gradients, strict=True):
@@ -458,6 +457,14 @@ def test_the_trust_region_is_active_where_any_component_changes_in_any_direction
     assert found["trust_region_active"] == pytest.approx(2 / 21)
     lengths = math.sqrt(6) / update.k[0, 0].norm() + 1 / update.k[3, 1].norm()
     assert found["trust_region_scale"] == pytest.approx(lengths.item() / 21)
+
+
+def test_a_ratio_that_equals_the_truncation_constant_is_not_truncated() -> None:
+    problem = random_problem(ACTIONS["Discrete"])
+    update = problem.update()
+    ratio = th.full_like(update.ratio, 0.5)
+    ratio[0, 0], ratio[1, 1] = 0.75, 0.25
+    assert metrics(problem.policy.family, update._replace(ratio=ratio), 0.5)["ratio_truncated"] == pytest.approx(1 / 21)
 
 
 def test_metrics_are_finite_where_the_average_policy_is_the_policy() -> None:
