@@ -203,7 +203,9 @@ def test_the_mean_ratio_under_the_behaviour_is_one(space: Space, rng: np.random.
 @pytest.mark.parametrize(
     "space", [*CATEGORICAL.values(), spaces.MultiBinary(12), spaces.MultiDiscrete([3] * 9)], ids=str
 )
-def test_all_is_finite_for_categorical_policies_that_exclude_each_other(space: Space, dtype: th.dtype) -> None:
+def test_all_quantities_are_finite_for_categorical_policies_with_disjoint_supports(
+    space: Space, dtype: th.dtype
+) -> None:
     family = make_family(space)
     first = th.cat([th.eye(n, dtype=dtype)[0] for n in sizes(space)])
     last = th.cat([th.eye(n, dtype=dtype)[-1] for n in sizes(space)])
@@ -230,7 +232,7 @@ def test_all_is_finite_for_categorical_policies_that_exclude_each_other(space: S
 
 @pytest.mark.parametrize("dtype", [th.float32, th.float64])
 @every_gaussian
-def test_all_is_finite_for_gaussian_policies_far_apart(space: Space, dtype: th.dtype) -> None:
+def test_all_quantities_are_finite_for_gaussian_policies_far_apart(space: Space, dtype: th.dtype) -> None:
     family = make_family(space)
     ones = th.ones(family.n_components, dtype=dtype)
     policies = [th.cat((mean * ones, std * ones)) for mean in (-1e6, 0.0, 1e6) for std in (1e-3, 1.0, 1e3)]
@@ -576,7 +578,7 @@ def test_samples_of_sb3s_distribution_have_the_familys_moments(space: Space, rng
 
 
 @every_categorical
-def test_an_encoded_action_is_a_one_for_each_outcome(space: Space) -> None:
+def test_an_encoded_categorical_action_is_one_hot(space: Space) -> None:
     family = make_family(space)
     every = th.tensor(list(itertools.product(*map(range, sizes(space)))))
     encoded = family.encode(every)
@@ -589,7 +591,7 @@ def test_an_encoded_action_is_a_one_for_each_outcome(space: Space) -> None:
 
 
 @every_gaussian
-def test_an_encoded_vector_is_what_the_environment_gets_scaled_to_one(space: Space, rng: np.random.Generator) -> None:
+def test_an_encoded_vector_is_clipped_to_the_bounds_and_scaled(space: Space, rng: np.random.Generator) -> None:
     assert isinstance(space, spaces.Box)
     family = make_family(space)
     assert family.n_features == math.prod(space.shape)
@@ -664,7 +666,7 @@ def test_each_space_has_its_family(space: Space, family: type[Family]) -> None:
 
 def box_with_nan(bound: str) -> spaces.Box:
     space = spaces.Box(-1, 1, (2,))
-    getattr(space, bound)[1] = np.nan  # gymnasium's constructor looks for it, what is done later it does not see
+    getattr(space, bound)[1] = np.nan  # gymnasium's constructor would refuse it
     return space
 
 
@@ -686,7 +688,7 @@ def test_an_unsupported_space_is_named_together_with_the_supported_ones(space: S
         assert name in str(error.value)
 
 
-def test_bits_in_two_dimensions_are_an_error_that_says_so() -> None:
+def test_multi_dimensional_multi_binary_spaces_are_an_error() -> None:
     space = spaces.MultiBinary([2, 3])
     with pytest.raises(ValueError, match="one dimension") as error:
         make_family(space)
@@ -707,7 +709,7 @@ def advantages_of(family: Family, actions: th.Tensor, linear: th.Tensor, squared
 )
 def test_truncation_plus_correction_is_unbiased(space: Space, c: float, rng: np.random.Generator) -> None:
     family, n, n_candidates = make_family(space), 100_000, 2
-    # What one policy likes the other does not.
+    # Two policies that prefer opposite actions.
     stats, behaviour = (random_stats(space, np.random.default_rng(1), 1, spread=spread) for spread in (1.0, -0.7))
     stats.requires_grad_()
     linear, squared = normal(rng, family.n_features), normal(rng, family.n_features)
@@ -737,5 +739,5 @@ def test_truncation_plus_correction_is_unbiased(space: Space, c: float, rng: np.
 
     assert (deviation(weight, weights) < 4).all()
     assert (ratio > 2).any()
-    if c <= 0.5:  # and neither is without the other
+    if c <= 0.5:  # without the correction the estimate is biased
         assert (deviation(weight, 0 * weights) > 8).any()

@@ -113,7 +113,7 @@ def test_zero_traces_give_one_step_targets(n_steps: int) -> None:
 
 
 @pytest.mark.parametrize("n_steps", [1, 2, 7, 40])
-def test_unit_traces_and_q_that_equals_v_give_discounted_sums_of_rewards(n_steps: int) -> None:
+def test_unit_traces_give_discounted_sums_of_rewards_where_q_equals_v(n_steps: int) -> None:
     rng = np.random.default_rng(n_steps)
     rewards, values = normal(rng, n_steps, 3), normal(rng, n_steps + 1, 3)
     ones, gamma = th.ones_like(rewards), 0.9
@@ -222,7 +222,7 @@ def expected_targets(process: Process, mu: th.Tensor, q: th.Tensor, traces: th.T
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_the_true_q_and_v_are_a_fixed_point_in_expectation_whatever_acted(seed: int) -> None:
+def test_the_true_q_and_v_are_a_fixed_point_in_expectation_for_any_behaviour_policy(seed: int) -> None:
     rng = np.random.default_rng(seed)
     process = random_process(rng, 3, 2, False, 0.9)
     mu = th.from_numpy(rng.dirichlet(np.ones(2), 3))
@@ -230,7 +230,7 @@ def test_the_true_q_and_v_are_a_fixed_point_in_expectation_whatever_acted(seed: 
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_retrace_targets_are_nearer_to_the_true_q_by_the_discount_factor(seed: int) -> None:
+def test_retrace_is_a_contraction_by_the_discount_factor(seed: int) -> None:
     rng = np.random.default_rng(seed)
     process = random_process(rng, 3, 2, False, 0.9)
     mu = th.from_numpy(rng.dirichlet(np.full(2, 0.3), 3))
@@ -312,7 +312,7 @@ def test_gains_equal_the_scalar_oracle(seed: int, c: float) -> None:
 
 
 @truncation_constants
-def test_gradients_of_gains_are_what_their_weights_say(c: float) -> None:
+def test_gradients_of_gains_are_their_weights(c: float) -> None:
     rng = np.random.default_rng(0)
     log_probs = (-uniform(rng, 4, 3, 5)).requires_grad_()
     weights, ratios, advantages = uniform(rng, 4, 3, 5), (3 * normal(rng, 4, 3, 5)).exp(), normal(rng, 4, 3, 5)
@@ -354,7 +354,7 @@ def test_truncation_plus_correction_is_the_policy_gradient(c: float, candidates:
     n_states, n_actions = 50, 4
     logits = (3 * normal(rng, n_states, n_actions)).requires_grad_()
     mu = (3 * normal(rng, n_states, n_actions)).softmax(-1)
-    mu[:10, 0] = 0  # actions that never act: ratios are infinite, and all of them is correction
+    mu[:10, 0] = 0  # actions that mu never takes: their ratios are infinite, and their whole gradient is correction
     mu /= mu.sum(-1, keepdim=True)
     advantages = normal(rng, n_states, n_actions)
     log_pi = logits.log_softmax(-1)
@@ -379,7 +379,7 @@ class Projection(NamedTuple):
 
     @property
     def rounding(self) -> th.Tensor:
-        """What rounding can make of k.g, times some."""
+        """An upper bound on the rounding error of k.g."""
         products: th.Tensor = self.k.double().norm(dim=-1) * self.g.double().norm(dim=-1)
         return 20 * th.finfo(self.g.dtype).eps * (products + self.delta)
 
@@ -449,7 +449,7 @@ def test_no_feasible_point_is_nearer_than_the_projection(case: Projection, seed:
     assert ((z - g).norm(dim=-1) <= nearest * (1 + 1e-12) + 1e-300).all()
 
 
-def test_zero_k_and_zero_delta_are_fine_in_single_precision() -> None:
+def test_the_projection_with_zero_k_and_zero_delta_in_single_precision() -> None:
     g = th.tensor([[1.0, -2.0], [0.0, 0.0], [1.0, 1.0], [1.0, 0.0]])
     k = th.tensor([[0.0, 0.0], [0.0, 0.0], [2.0, 0.0], [-1.0, 5.0]])
     expected = th.tensor([[1.0, -2.0], [0.0, 0.0], [0.0, 1.0], [1.0, 0.0]])
