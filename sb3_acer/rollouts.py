@@ -1,7 +1,6 @@
 """Acting and storing: SB3's off-policy loop, with the distributions and the recurrent states that acted."""
 
-import io
-import pathlib
+from collections.abc import Iterable
 from copy import deepcopy
 from typing import Any, NamedTuple
 
@@ -11,7 +10,6 @@ from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
-from stable_baselines3.common.save_util import open_path
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, RolloutReturn, TrainFreq
 from stable_baselines3.common.utils import check_for_correct_spaces, obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
@@ -20,6 +18,7 @@ from sb3_acer.buffer import NumpyObs, SequenceReplayBuffer
 from sb3_acer.checks import require
 from sb3_acer.frames import find_frame_stack
 from sb3_acer.policies import ACERPolicy
+from sb3_acer.storage import FilePath, opened, replacing
 
 
 class Generators(NamedTuple):
@@ -62,18 +61,29 @@ class RolloutAlgorithm(OffPolicyAlgorithm):
                 self.replay_buffer = self.replay_buffer.with_envs(self.n_envs)
         super().set_env(env, force_reset)
 
-    def save_replay_buffer(self, path: str | pathlib.Path | io.BufferedIOBase) -> None:
+    def save(self, path: FilePath, exclude: Iterable[str] | None = None, include: Iterable[str] | None = None) -> None:
         """
-        Save the replay buffer, without a second copy of it in memory.
+        Save the agent, see :meth:`BaseAlgorithm.save`. An older file is kept until the new one is whole.
 
-        :param path: the file
+        :param path: the file; ``.zip`` may be left out
+        :param exclude: names of attributes that are not saved
+        :param include: names of attributes that are saved, though they usually are not
+        :raises OSError: if the file cannot be written
         """
-        file = open_path(path, "w", self.verbose, "pkl")
-        self.replay_buffer.write(file)
-        if file is not path:
-            file.close()
+        with replacing(path, "zip") as file:
+            super().save(file, exclude, include)
 
-    def load_replay_buffer(self, path: str | pathlib.Path | io.BufferedIOBase, truncate_last_traj: bool = True) -> None:
+    def save_replay_buffer(self, path: FilePath) -> None:
+        """
+        Save the replay buffer, without a second copy of it in memory. An older file is kept until the new one is whole.
+
+        :param path: the file; ``.pkl`` may be left out
+        :raises OSError: if the file cannot be written
+        """
+        with replacing(path, "pkl", self.verbose) as file:
+            self.replay_buffer.write(file)
+
+    def load_replay_buffer(self, path: FilePath, truncate_last_traj: bool = True) -> None:
         """
         Load a replay buffer, also of another number of environments. Nothing of the file is run.
 
@@ -81,16 +91,14 @@ class RolloutAlgorithm(OffPolicyAlgorithm):
         :param truncate_last_traj: whether to truncate the episodes that were under way; False to continue them
         :raises ValueError: if the file is another one, or holds sequences of another length or of other spaces
         """
-        file = open_path(path, "r", self.verbose, "pkl")
-        loaded = self.replay_buffer_class.read(
-            file,
-            self.observation_space,
-            self.action_space,
-            self.device,
-            **{**self.replay_buffer_kwargs, "n_steps": self.n_steps},
-        )
-        if file is not path:
-            file.close()
+        with opened(path, "pkl") as file:
+            loaded = self.replay_buffer_class.read(
+                file,
+                self.observation_space,
+                self.action_space,
+                self.device,
+                **{**self.replay_buffer_kwargs, "n_steps": self.n_steps},
+            )
         require(loaded.n_steps == self.n_steps, "n_steps of the replay buffer", f"{self.n_steps}", loaded.n_steps)
         if truncate_last_traj:
             loaded.end_episodes()

@@ -1,14 +1,27 @@
 """
-Nested dicts of arrays and plain values as one file: numpy's npz with a JSON header. Reading one runs nothing of it.
+Files: nested dicts of arrays and plain values as numpy's npz with a JSON header, of which reading runs nothing; and how
+a file takes the place of an older one.
 """
 
 import io
 import json
+import os
+import pathlib
+import shutil
+import warnings
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch as th
+from stable_baselines3.common.save_util import open_path
+
+from sb3_acer.checks import require
+
+FilePath = str | pathlib.Path | io.BufferedIOBase
+"""a path, or an open binary file, as SB3's methods that save and load take it"""
 
 FORMAT = "sb3-acer 1"
 _HEADER, _ARRAY = "header", "array"
@@ -63,3 +76,70 @@ def read_state(file: io.BufferedIOBase, name: str) -> dict[str, Any]:
             return state
     except (*_DAMAGES, zipfile.BadZipFile) as error:
         raise ValueError(f"{name} must be a whole file of the format {FORMAT!r}, got another: {error}") from error
+
+
+@contextmanager
+def opened(path: FilePath, suffix: str) -> Iterator[io.BufferedIOBase]:
+    """
+    :param path: the file; ``suffix`` may be left out of a path
+    :return: the file, open to be read; one that was open already stays open
+    """
+    _require_path(path)
+    file = open_path(path, "r", suffix=suffix)
+    try:
+        yield file
+    finally:
+        if file is not path:
+            file.close()
+
+
+@contextmanager
+def replacing(path: FilePath, suffix: str, verbose: int = 0) -> Iterator[io.BufferedIOBase]:
+    """
+    A file to write, which takes the place of the one at ``path`` in one step, once it is whole and on the disk. Until
+    then, and if writing fails or the program is killed, the older file stays as it is.
+
+    :param path: as SB3 takes it: a missing suffix is added, a missing folder is made, and the name of a folder is
+        extended by ``_2``. An open file is written to directly.
+    :param suffix: without the dot
+    :param verbose: 2 to warn if there is a file already
+    :raises OSError: if the file cannot be written
+    """
+    _require_path(path)
+    if not isinstance(path, (str, pathlib.Path)):
+        yield open_path(path, "w")
+        return
+    unfinished = None
+    try:
+        destination = _destination(pathlib.Path(path), suffix, verbose)
+        unfinished = destination.with_name(f"{destination.name}.unfinished")
+        with open_path(unfinished, "w") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        if destination.exists():
+            shutil.copymode(destination, unfinished)
+        os.replace(unfinished, destination)
+    except BaseException as error:
+        if unfinished is not None and unfinished.is_file():
+            unfinished.unlink()  # a full disk gets its space back
+        if isinstance(error, OSError):
+            reason = f"could not be saved, and an older file is kept: {error.strerror or error}"
+            raise OSError(error.errno, reason, str(path)) from error
+        raise
+
+
+def _destination(path: pathlib.Path, suffix: str, verbose: int) -> pathlib.Path:
+    """The path that SB3's ``open_path`` would open, where links lead to."""
+    path = pathlib.Path(os.path.realpath(path if path.suffix else f"{path}.{suffix}"))
+    if path.is_dir():
+        warnings.warn(f"Path '{path}' is a folder. Will save instead to {path}_2", stacklevel=5)
+        path = pathlib.Path(f"{path}_2")
+    if verbose >= 2 and path.is_file():
+        warnings.warn(f"Path '{path}' exists, will overwrite it.", stacklevel=5)
+    return path
+
+
+def _require_path(path: Any) -> None:
+    is_path = isinstance(path, (str, pathlib.Path, io.BufferedIOBase))
+    require(is_path, "path", "a path or an open binary file", path)

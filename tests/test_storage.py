@@ -1,9 +1,18 @@
-"""Nested dicts of arrays as files: what is written is read, and of other files nothing is run."""
+"""Files: what is written is read, of other files nothing is run, and a file that is whole is not lost."""
 
+import errno
 import io
 import json
+import os
 import pickle
+import resource
+import signal
+import tempfile
+import time
+import warnings
 import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +22,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
-from sb3_acer.storage import FORMAT, read_state, write_state
+from sb3_acer import ACER
+from sb3_acer.storage import FORMAT, opened, read_state, replacing, write_state
 
 arrays = arrays_of.arrays(
     st.sampled_from([np.float32, np.float64, np.int8, np.int64, np.uint16, np.bool_]),
@@ -166,3 +176,201 @@ def test_a_pickle_is_refused_and_never_run() -> None:
 def test_the_format_that_was_found_is_told() -> None:
     with pytest.raises(ValueError, match="of the format 'sb3-acer 0'"):
         read(DAMAGED["another format"])
+
+
+# A file is replaced at once, or not at all
+
+
+def write(path: Any, content: bytes, **options: Any) -> None:
+    with replacing(path, "txt", **options) as file:
+        file.write(content)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_file_takes_the_place_of_an_older_one_when_it_is_whole(tmp_path: Path) -> None:
+    write(tmp_path / "a.txt", b"old")
+    with replacing(tmp_path / "a.txt", "txt") as file:
+        file.write(b"new")
+        file.flush()
+        assert (tmp_path / "a.txt").read_bytes() == b"old"
+    assert contents(tmp_path) == {"a.txt": b"new"}
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, OSError])
+def test_an_error_while_writing_keeps_the_older_file_and_leaves_nothing_else(
+    error: type[BaseException], tmp_path: Path
+) -> None:
+    write(tmp_path / "a.txt", b"old")
+
+    def fail(file: io.BufferedIOBase) -> None:
+        file.write(b"half")
+        raise error
+
+    with pytest.raises(error), replacing(tmp_path / "a.txt", "txt") as file:
+        fail(file)
+    assert contents(tmp_path) == {"a.txt": b"old"}
+
+
+def test_paths_are_understood_as_sb3_understands_them(tmp_path: Path) -> None:
+    write(str(tmp_path / "a"), b"1")
+    write(tmp_path / "b.other", b"2")
+    with pytest.warns(UserWarning, match=r"Path '.*new' does not exist. Will create it"):
+        write(tmp_path / "new" / "c", b"3")
+    (tmp_path / "folder.txt").mkdir()
+    with pytest.warns(UserWarning, match=r"Path '.*folder.txt' is a folder. Will save instead to .*folder.txt_2"):
+        write(tmp_path / "folder", b"4")
+    with pytest.warns(UserWarning, match=r"Path '.*a.txt' exists, will overwrite it"):
+        write(tmp_path / "a", b"5", verbose=2)
+    assert contents(tmp_path / "new") == {"c.txt": b"3"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "b.other", "folder.txt", "folder.txt_2", "new"]
+    for name in ("a", "a.txt"):
+        with opened(tmp_path / name, "txt") as file:
+            assert file.read() == b"5"
+        assert file.closed
+
+
+def test_links_and_permissions_of_an_older_file_are_kept(tmp_path: Path) -> None:
+    write(tmp_path / "a.txt", b"old")
+    (tmp_path / "a.txt").chmod(0o640)
+    (tmp_path / "link.txt").symlink_to(tmp_path / "a.txt")
+    write(tmp_path / "link", b"new")
+    assert (tmp_path / "link.txt").is_symlink()
+    assert (tmp_path / "a.txt").read_bytes() == b"new"
+    assert (tmp_path / "a.txt").stat().st_mode & 0o777 == 0o640
+
+
+def test_an_open_file_is_written_and_read_and_stays_open() -> None:
+    file = io.BytesIO()
+    write(file, b"some")
+    file.seek(0)
+    with opened(file, "txt") as same:
+        assert same.read() == b"some"
+    assert not file.closed
+
+
+@pytest.mark.parametrize("path", [None, 5, b"a", ["a"], io.StringIO()])
+def test_what_is_neither_a_path_nor_a_file_is_refused(path: Any) -> None:
+    with pytest.raises(ValueError, match="path must be a path or an open binary file, got"):
+        write(path, b"")
+    with pytest.raises(ValueError, match="path must be a path or an open binary file, got"), opened(path, "txt"):
+        pass
+
+
+# Agents and replay buffers
+
+
+def small_agent() -> ACER:
+    return ACER("MlpPolicy", "CartPole-v1", n_steps=5, buffer_size=50, replay_ratio=0, device="cpu").learn(20)
+
+
+def steps_of_agent(path: Path) -> int:
+    return ACER.load(path, device="cpu").num_timesteps
+
+
+def steps_of_buffer(path: Path) -> int:
+    agent = ACER("MlpPolicy", "CartPole-v1", n_steps=5, buffer_size=50, replay_ratio=0, device="cpu")
+    agent.load_replay_buffer(path)
+    return agent.replay_buffer.size()
+
+
+Save = Callable[[ACER, Path], None]
+SAVES: dict[str, tuple[Save, Callable[[Path], int]]] = {
+    "agent": (ACER.save, steps_of_agent),
+    "replay buffer": (ACER.save_replay_buffer, steps_of_buffer),
+}
+every_kind = pytest.mark.parametrize(("save", "steps_in"), SAVES.values(), ids=SAVES)
+
+
+def in_a_fork(run: Callable[[], None], seconds: float | None = None) -> int:
+    """Status of a process that runs the function, and is killed after some time."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            run()
+            status = 0
+        finally:
+            os._exit(status)
+    if seconds is not None:
+        time.sleep(seconds)
+        os.kill(child, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@every_kind
+@pytest.mark.parametrize("n_kills", [5, pytest.param(200, marks=pytest.mark.slow)])
+def test_a_program_killed_while_it_saves_leaves_a_whole_file(
+    save: Save, steps_in: Callable[[Path], int], n_kills: int, tmp_path: Path
+) -> None:
+    rng, agent, path = np.random.default_rng(0), small_agent(), tmp_path / "file.zip"
+    save(agent, path)
+
+    def save_for_ever() -> None:
+        while True:
+            save(agent, path)
+
+    interrupted = 0
+    for _ in range(n_kills):
+        assert in_a_fork(save_for_ever, 0.05 + 0.05 * rng.random()) == -signal.SIGKILL
+        interrupted += (tmp_path / "file.zip.unfinished").exists()
+        assert steps_in(path) == 20
+    assert interrupted > n_kills / 2  # the kills came while it was writing
+
+
+@every_kind
+def test_a_full_disk_keeps_the_older_file(save: Save, steps_in: Callable[[Path], int], tmp_path: Path) -> None:
+    agent, path = small_agent(), tmp_path / "file.zip"
+    save(agent, path)
+    size = path.stat().st_size
+    before = contents(tmp_path)
+
+    def save_with_little_space() -> None:
+        for limit in (0, 100, size // 2, size - 100):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+            with pytest.raises(OSError, match=r"could not be saved, and an older file is kept: File too large: .*zip"):
+                save(agent, path)
+
+    assert in_a_fork(save_with_little_space) == 0
+    assert contents(tmp_path) == before
+    assert steps_in(path) == 20
+
+
+@pytest.fixture
+def folder_of_everyone() -> Iterator[Path]:
+    """A folder that other users can reach, unlike pytest's own."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+        Path(folder).chmod(0o755)
+
+
+@every_kind
+def test_a_folder_that_cannot_be_written_is_one_clear_error(
+    save: Save, steps_in: Callable[[Path], int], folder_of_everyone: Path
+) -> None:
+    agent, path = small_agent(), folder_of_everyone / "file.zip"
+    save(agent, path)
+    before = contents(folder_of_everyone)
+    folder_of_everyone.chmod(0o555)
+
+    def save_as_nobody() -> None:
+        if os.geteuid() == 0:  # whom no permission stops
+            os.setuid(65534)
+        with pytest.raises(PermissionError, match="could not be saved, and an older file is kept: Permission denied"):
+            save(agent, path)
+
+    assert in_a_fork(save_as_nobody) == 0
+    assert contents(folder_of_everyone) == before
+    assert steps_in(path) == 20
+
+
+@every_kind
+def test_a_path_below_a_file_is_one_clear_error(save: Save, steps_in: Callable[[Path], int], tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(OSError, match="could not be saved") as caught:
+            save(small_agent(), tmp_path / "file" / "agent.zip")
+    assert caught.value.errno == errno.ENOTDIR

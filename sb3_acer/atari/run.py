@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import os
 import signal
 import sys
 import time
@@ -20,6 +19,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_acer import ACER
 from sb3_acer.atari.vec_env import make_atari_vec_env
+from sb3_acer.storage import replacing
 
 POLICIES = {"cnn": "CnnPolicy", "lstm": "CnnLstmPolicy", "lnlstm": "CnnLnLstmPolicy"}
 SETTINGS = "run-atari.json"
@@ -79,11 +79,9 @@ def save_checkpoint(model: ACER, folder: Path) -> None:
     :param folder: output folder
     """
     buffer, agent = _checkpoint(folder, model.num_timesteps)
-    model.save_replay_buffer(folder / "unfinished.pkl")
-    os.replace(folder / "unfinished.pkl", buffer)
-    model.save(folder / "unfinished.zip")
-    os.replace(folder / "unfinished.zip", agent)
-    for old in folder.glob(_checkpoint(folder, "*")[0].name):
+    model.save_replay_buffer(buffer)
+    model.save(agent)
+    for old in folder.glob(f"{_checkpoint(folder, '*')[0].name}*"):  # with what a killed run left unfinished
         if old != buffer:
             old.unlink()
 
@@ -192,7 +190,8 @@ def main(arguments: list[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     model = make_agent(options, folder, env)
     kept = {name: value for name, value in vars(options).items() if name not in ("resume", "logdir")}
-    (folder / SETTINGS).write_text(json.dumps(kept))
+    with replacing(folder / SETTINGS, "json") as file:
+        file.write(json.dumps(kept).encode())
     done, start = model.num_timesteps, time.perf_counter()
     formats = ["stdout", "csv", *(["tensorboard"] if find_spec("tensorboard") else [])]
     suffix = f"_{done}" if options.resume else ""  # keeps the logs of the earlier parts
