@@ -40,7 +40,7 @@ def update_costs(model: ACER, n_runs: int) -> dict[str, float]:
     def forward_and_backward() -> None:
         policy.zero_grad()
         features = policy.extract_features(rows, policy.features_extractor)
-        (policy.pi_head(features).sum() + policy.q_head.outputs[0](features).sum()).backward()
+        (policy.pi_head(features).sum() + policy.q_head.q(features).sum()).backward()
 
     def forward_of_average() -> None:
         with th.no_grad():

@@ -24,8 +24,8 @@ from torch import nn
 
 from sb3_acer.checks import check_choice, check_integer, require
 from sb3_acer.distributions import Family, make_family
-from sb3_acer.heads import DuelingHead, Judgement, QHead
-from sb3_acer.mlp import MLP
+from sb3_acer.heads import DuelingHead, QHead
+from sb3_acer.mlp import MLP, Chain, run_chains
 from sb3_acer.parameters import FlatParameters
 from sb3_acer.recurrent import GRU, LSTM, Identity, LayerNormLSTM, Recurrent
 
@@ -318,6 +318,8 @@ class ACERPolicy(PredictionInterface):
         )
         self._is_image = issubclass(self.features_extractor_class, NatureCNN) and is_image_space(observation_space)
         self._build()
+        self._pi_chain = Chain(self.pi_net, self.pi_head)
+        self._q_chain = Chain(self.q_net, *self.q_head.layers)
         self.flat = FlatParameters(self)
         self.optimizer = self.flat.make_optimizer(self.optimizer_class, lr_schedule(1), self.optimizer_kwargs)
 
@@ -350,12 +352,10 @@ class ACERPolicy(PredictionInterface):
                 (self.pi_net, np.sqrt(2)),
                 (self.q_net, np.sqrt(2)),
                 (self.pi_head, 0.01),
-                (self.q_head, np.sqrt(2)),
-                *((output, self.q_head.output_gain) for output in self.q_head.outputs),
             ):
                 module.apply(partial(self.init_weights, gain=gain))
-            for recurrent in dict.fromkeys((self.pi_recurrent, self.q_recurrent)):
-                recurrent.orthogonal_()
+            for part in dict.fromkeys((self.pi_recurrent, self.q_recurrent, self.q_head)):
+                part.orthogonal_()
         if self._is_image:
             self.to(memory_format=th.channels_last)  # type: ignore[call-overload]
 
@@ -459,7 +459,7 @@ class ACERPolicy(PredictionInterface):
         return latent, q_latent, th.cat((pi_states, q_states), -1)
 
     def _statistics(self, latent: th.Tensor) -> th.Tensor:
-        return self.family.statistics(self.pi_head(self.pi_net(latent)), self.log_std)
+        return self.family.statistics(self._pi_chain(latent), self.log_std)
 
     def step(self, observations: PyTorchObs, states: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
         if not self.state_size:  # the critic has no state to update
@@ -470,7 +470,7 @@ class ACERPolicy(PredictionInterface):
     def judge(self, observations: PyTorchObs, states: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
         latent, q_latent, _ = self._recur("step", observations, states)
         stats = self._statistics(latent)
-        return stats, self.q_head.values(self.q_net(q_latent), stats).unsqueeze(-1)
+        return stats, self.q_head.values(self._q_chain(q_latent), stats).unsqueeze(-1)
 
     def statistics(self, observations: PyTorchObs, states: th.Tensor, ends: th.Tensor) -> th.Tensor:
         """
@@ -526,8 +526,9 @@ class ACERPolicy(PredictionInterface):
         n_steps, n_sequences = actions.shape[:2]
         rows = _map(_stack_rows, observations, final_observations)
         latent, q_latent, _ = self._recur("sequence", rows, states, ends, final_steps)
-        stats = self._statistics(latent)
-        judgement: Judgement = self.q_head(self.q_net(q_latent), stats, actions, n_samples, rng)
+        outputs, q_outputs = run_chains((self._pi_chain, self._q_chain), (latent, q_latent))
+        stats = self.family.statistics(outputs, self.log_std)
+        judgement = self.q_head.forward(q_outputs, stats, actions, n_samples, rng)
 
         n_rows = n_steps * n_sequences
         values = judgement.values.detach()

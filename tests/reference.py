@@ -326,7 +326,7 @@ def moment(policy: ACERPolicy, observation: th.Tensor, state: th.Tensor) -> Mome
     if isinstance(policy.q_head, QHead):
         value = (stats * dense(policy.q_head.q, latent)).sum().detach()
     else:
-        value = dense(policy.q_head.value, latent)[0]
+        value = dense(policy.q_head.latent, latent)[0]
     return Moment(stats, latent, value, th.cat((pi_state, q_state)))
 
 
@@ -334,9 +334,8 @@ def raw_advantage(policy: ACERPolicy, latent: th.Tensor, action: th.Tensor) -> t
     """A(x, a) of a dueling head."""
     head = policy.q_head
     assert not isinstance(head, QHead)
-    hidden = dense(head.advantage_latent, latent)
-    hidden = hidden + dense(head.advantage_action, encoded(policy.action_space, action))
-    return dense(head.advantage, hidden)[0]
+    hidden = dense(head.latent, latent)[1:] + dense(head.action, encoded(policy.action_space, action))
+    return dense(head.advantage, hidden.clamp(min=0))[0]
 
 
 # One update

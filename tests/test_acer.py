@@ -1118,7 +1118,7 @@ def test_cartpole_is_learnt_in_seconds() -> None:
     )
     model.learn(20_000)
     rewards, _ = evaluate_policy(model, make_vec_env("CartPole-v1", 8, seed=9), 16, return_episode_rewards=True)
-    assert np.mean(rewards) >= 120  # a random policy has 22
+    assert np.mean(rewards) >= 80  # a random policy has 22; of sixteen seeds the worst had 104
 
 
 def catching(use_bfloat16: bool, seed: int = 0) -> ACER:

@@ -306,12 +306,10 @@ def test_a_stochastic_dueling_head_is_pfrls() -> None:
     with th.no_grad():  # A(x, a) = tanh([x, a] w), and V as given
         for parameter in head.parameters():
             parameter.zero_()
-        head.value.weight.copy_(th.linalg.lstsq(observations, case["v"]).solution.T)
-        head.advantage_latent.weight[0] = w[:size]
-        head.advantage_action.weight[0] = w[size:]
-        output = head.advantage[1]
-        assert isinstance(output, th.nn.Linear)
-        output.weight[0, 0] = 1
+        head.latent.weight[0] = th.linalg.lstsq(observations, case["v"]).solution[:, 0]
+        head.latent.weight[1] = w[:size]
+        head.action.weight[0] = w[size:]
+        head.advantage.weight[0, 0] = 1
 
     class Given(np.random.Generator):
         """Uniform numbers that the standard normal turns into the actions u."""
@@ -321,6 +319,6 @@ def test_a_stochastic_dueling_head_is_pfrls() -> None:
             return th.cat((given, given), -2).reshape(size).numpy()
 
     stats = th.cat((th.zeros_like(case["action"]), th.ones_like(case["action"])), -1)
-    judged = head(observations, stats, case["action"].unsqueeze(0), n_samples, Given(np.random.PCG64()))
+    judged = head(head.latent(observations), stats, case["action"].unsqueeze(0), n_samples, Given(np.random.PCG64()))
     exactly_close(judged.values, case["V"].squeeze(-1))
     exactly_close(judged.q_values[0], case["Q"].squeeze(-1))

@@ -18,7 +18,6 @@ from torch import nn
 
 from sb3_acer import ACER
 from sb3_acer.heads import DuelingHead, QHead
-from sb3_acer.mlp import MLP
 from sb3_acer.policies import (
     ACERPolicy,
     CnnPolicy,
@@ -312,17 +311,17 @@ def test_q_of_an_action_is_the_value_and_its_advantage_over_sampled_ones(action_
     assert isinstance(head, DuelingHead)
     assert isinstance(given.observations, th.Tensor)
     latent = nn.Sequential(*policy.q_net)(given.observations[:-1])
-    one_layer = nn.Linear(latent.shape[-1] + policy.family.n_features, head.advantage_latent.out_features)
+    one_layer = nn.Linear(latent.shape[-1] + policy.family.n_features, head.action.out_features)
     with th.no_grad():
-        one_layer.weight.copy_(th.cat((head.advantage_latent.weight, head.advantage_action.weight), -1))
-        one_layer.bias.copy_(head.advantage_latent.bias)
+        one_layer.weight.copy_(th.cat((head.latent.weight[1:], head.action.weight), -1))
+        one_layer.bias.copy_(head.latent.bias[1:])
 
     def advantage(actions: th.Tensor) -> th.Tensor:
         together = th.cat((latent, policy.family.encode(actions)), -1)
-        outputs: th.Tensor = head.advantage(one_layer(together))
+        outputs: th.Tensor = head.advantage(one_layer(together).relu())
         return outputs.squeeze(-1)
 
-    values = head.value(latent).squeeze(-1)
+    values = head.latent(latent)[..., 0]
     close(found.values, values)
     others = [found.q_values - advantage(given.actions)]  # V minus the mean advantage, the same for every action
     others += [found.candidate_values[..., k] - advantage(found.candidates[:, :, k]) for k in range(3)]
@@ -342,10 +341,10 @@ def test_gradients_of_the_critic_do_not_reach_the_policy_and_back(
     found = evaluate(policy, sequences(policy))
 
     def reached(*outputs: th.Tensor) -> set[str]:
-        names, weights = zip(*policy.named_parameters(), strict=True)
+        policy.flat.zero_grad()
         total = th.stack([(output * th.randn_like(output)).sum() for output in outputs]).sum()
-        gradients = th.autograd.grad(total, weights, retain_graph=True, materialize_grads=True)
-        return {name for name, gradient in zip(names, gradients, strict=True) if gradient.any()}
+        th.autograd.backward(total, retain_graph=True)
+        return {name for name, each in policy.named_parameters() if each.grad is not None and each.grad.any()}
 
     of_policy = {name for name, _ in policy.named_parameters() if name.startswith(("pi_", "log_std"))}
     of_critic = {name for name, _ in policy.named_parameters() if name.startswith("q_")}
@@ -356,7 +355,7 @@ def test_gradients_of_the_critic_do_not_reach_the_policy_and_back(
     if policy.family.enumerable:
         assert not found.values.requires_grad
     else:
-        assert {"q_head.value.weight", "q_net.0.weight"} <= reached(found.values) < of_critic
+        assert {"q_head.latent.weight", "q_net.0.weight"} <= reached(found.values) < of_critic
 
 
 # Statistics and observations
@@ -708,42 +707,45 @@ def test_features_extractors_are_shared_or_separate(action_space: Space) -> None
         assert weights <= set(policy.flat.parameters)
 
 
-def gram(layer: nn.Module) -> th.Tensor:
+def gram(weight: th.Tensor) -> th.Tensor:
     """Products of the rows of a layer's weights with each other, or of its columns where those are fewer."""
-    assert isinstance(layer, (nn.Linear, nn.Conv2d))
-    rows = layer.weight.detach().flatten(1).double()
+    rows = weight.detach().flatten(1).double()
     rows = rows if rows.shape[0] <= rows.shape[1] else rows.T
     return rows @ rows.T
 
 
-def hidden_layers(policy: ACERPolicy) -> list[nn.Module]:
+def hidden_weights(policy: ACERPolicy) -> list[th.Tensor]:
     networks = (policy.features_extractor, policy.q_features_extractor, policy.pi_net, policy.q_net)
-    return [layer for network in networks for layer in network.modules() if isinstance(layer, (nn.Linear, nn.Conv2d))]
-
-
-def critics_outputs(policy: ACERPolicy) -> list[nn.Module]:
+    layers = [layer for network in networks for layer in network.modules() if isinstance(layer, (nn.Linear, nn.Conv2d))]
     head = policy.q_head
-    return [head.q] if isinstance(head, QHead) else [head.value, head.advantage[-1]]
+    in_head = [] if isinstance(head, QHead) else [head.latent.weight[1:], head.action.weight]
+    return [layer.weight for layer in layers] + in_head
+
+
+def critics_outputs(policy: ACERPolicy) -> list[th.Tensor]:
+    head = policy.q_head
+    return [head.q.weight] if isinstance(head, QHead) else [head.latent.weight[:1], head.advantage.weight]
 
 
 @pytest.mark.parametrize("observation_space", [VECTOR, IMAGE], ids=["vector", "image"])
 @every_action
 def test_layers_are_initialised_orthogonally(observation_space: Space, action_space: Space) -> None:
     policy = make(observation_space, action_space, ortho_init=True, net_arch=[32, 48], share_features_extractor=False)
-    hidden, outputs = hidden_layers(policy), critics_outputs(policy)
-    for layers, gain in (
+    hidden, outputs = hidden_weights(policy), critics_outputs(policy)
+    for weights, gain in (
         (hidden, 2**0.5),
-        ([policy.pi_head], 0.01),
+        ([policy.pi_head.weight], 0.01),
         (outputs, 1.0 if policy.family.enumerable else 0.01),
     ):
-        assert layers
-        for layer in layers:
-            products = gram(layer)
+        assert weights
+        for weight in weights:
+            products = gram(weight)
             close(products / gain**2, th.eye(len(products), dtype=th.float64), 1e-4)
-            assert isinstance(layer.bias, th.Tensor)
-            assert (layer.bias == 0).all()
+    biases = [bias for name, bias in policy.named_parameters() if name.endswith("bias")]
+    assert biases
+    assert not any(bias.any() for bias in biases)
     uniform = make(observation_space, action_space, ortho_init=False, net_arch=[32, 48])
-    products = gram(uniform.pi_net[0])
+    products = gram(uniform.pi_net[0].weight)  # type: ignore[arg-type]
     assert (products - products.diagonal().diag()).abs().max() > 1e-3
 
 
@@ -756,18 +758,6 @@ def test_a_new_policy_is_nearly_uniform(action_space: Space, recurrence: dict[st
     indifferent = policy.family.statistics(th.zeros(50, policy.family.n_outputs), policy.log_std)
     assert (stats - indifferent).abs().max() < 0.02
     assert not th.equal(stats, indifferent)
-
-
-@pytest.mark.parametrize("hidden", [[], [5], [5, 7, 3]], ids=str)
-@pytest.mark.parametrize("activation_fn", [nn.Tanh, nn.ReLU])
-def test_hidden_layers_compute_what_their_modules_do(hidden: list[int], activation_fn: type[nn.Module]) -> None:
-    network, inputs = MLP(4, hidden, activation_fn), th.randn(6, 4, requires_grad=True)
-    plain = nn.Sequential(*network)
-    assert th.equal(network(inputs), plain(inputs))
-    ours, theirs = (th.autograd.grad(module(inputs).square().sum(), inputs)[0] for module in (network, plain))
-    assert th.equal(ours, theirs)
-    assert widths(network) == hidden
-    assert network.state_dict().keys() == plain.state_dict().keys()
 
 
 @with_and_without_recurrence

@@ -338,7 +338,7 @@ def test_an_orthogonal_network_has_orthogonal_weights_and_no_bias(
         if parameter.dim() == 2:
             layer = nn.Linear(*reversed(parameter.shape))  # type: ignore[arg-type]
             layer.weight = nn.Parameter(parameter.detach())
-            products = gram(layer)
+            products = gram(layer.weight)
             close(products, th.eye(len(products), dtype=th.float64), 1e-6)
             matrices += 1
         elif "bias" in name:
@@ -496,13 +496,15 @@ def test_warming_up_equals_acting_and_has_no_dropout() -> None:
 def gradients_of(policy: ACERPolicy, states: th.Tensor, found: Iterable[Evaluation]) -> list[th.Tensor]:
     """Of some weighted sum of all that gradients are taken of in an update."""
     rng = np.random.default_rng(2)
-    total = th.zeros(())
+    policy.flat.zero_grad()
+    states.grad, total = None, th.zeros(())
     for each in found:
         for name in ("stats", "q_values", "values"):
             quantity = getattr(each, name)
             weights = normal(rng, *quantity.shape).float()
             total = total + (weights * quantity).sum()
-    return list(th.autograd.grad(total, (states, *policy.parameters())))
+    th.autograd.backward(total)
+    return [tensor.grad.clone() for tensor in (states, *policy.parameters()) if tensor.grad is not None]
 
 
 @every_combination

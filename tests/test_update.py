@@ -43,7 +43,7 @@ TOLERANCE = 1e-9
 TRUST_REGION = Settings(0.875, 0.7, 0.3, 0.5, 0.05, 3)
 SETTINGS: dict[str, Settings] = {
     "a trust region that binds in most states": TRUST_REGION,
-    "a trust region that binds in some states": Settings(0.96875, 0.5, 0.05, 1.0, 2.0, 4),
+    "a trust region that binds in some states": Settings(0.96875, 0.5, 0.05, 1.0, 0.5, 4),
     "a trust region that never binds": Settings(0.96875, 0.5, 0.05, 1.0, 1e9, 2),
     "no trust region": Settings(1.0, 1.5, 0.0, 2.0, None, 1),
 }
@@ -148,8 +148,9 @@ def random_problem(
 
 
 def parameter_gradients(policy: ACERPolicy, update: Update) -> list[th.Tensor]:
-    learnt = [parameter for parameter in policy.parameters() if parameter.requires_grad]
-    return list(th.autograd.grad(update.outputs, learnt, update.gradients, materialize_grads=True, retain_graph=True))
+    policy.flat.zero_grad()
+    th.autograd.backward(update.outputs, update.gradients, retain_graph=True)
+    return [parameter.grad.clone() for parameter in policy.parameters() if parameter.grad is not None]
 
 
 def assert_is_the_written_out_update(problem: Problem) -> tuple[Update, reference.WrittenOut]:
@@ -175,8 +176,7 @@ def assert_is_the_written_out_update(problem: Problem) -> tuple[Update, referenc
     gradients = th.autograd.grad(expected.loss, list(learnt.values()), materialize_grads=True)
     for name, ours, theirs in zip(learnt, parameter_gradients(policy, update), gradients, strict=True):
         close(ours, theirs, TOLERANCE)
-        # The last bias of a dueling network's advantage cancels out. Of anything else this test would show nothing.
-        assert theirs.abs().max() > 1e-6 or name == "q_head.advantage.1.bias", f"{name} has no gradient"
+        assert theirs.abs().max() > 1e-6, f"{name} has no gradient: the test would show nothing of it"
     return update, expected
 
 
@@ -641,6 +641,8 @@ def test_an_agent_honours_the_weights_of_its_buffer_and_says_where_sequences_cam
         assert weights.std() > 0.1
         th.testing.assert_close(update.gradients[0], -update.z * weights.unsqueeze(-1) / 15)
         stored = agent.replay_buffer.gather(batch.slots, batch.envs)
-        for name in ("observations", "actions", "behaviour", "rewards"):
+        # The row after the last step may have changed since: the next rollout begins there, after a reset perhaps.
+        assert th.equal(stored.observations[:-1], batch.observations[:-1])  # type: ignore[index]
+        for name in ("actions", "behaviour", "rewards"):
             assert th.equal(getattr(stored, name), getattr(batch, name)), name
     assert len({slot for update in replays for slot in update.batch.slots.tolist()}) > 3
