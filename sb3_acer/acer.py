@@ -4,6 +4,7 @@ The algorithm: when to act, to store, to update. :mod:`sb3_acer.update` says wha
 
 import warnings
 from copy import copy, deepcopy
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar, cast
 
 import numpy as np
@@ -305,9 +306,21 @@ class ACER(StableBaselinesInterface):
         tb_log_name: str = "ACER",
         reset_num_timesteps: bool = True,
         progress_bar: bool = False,
+        *,
+        checkpoint: str | Path | None = None,
+        checkpoint_freq: int = 100_000,
+        checkpoint_keep: int = 2,
     ) -> SelfACER:
         """
         Train.
+
+        With ``checkpoint``, all of training is saved from time to time and at the end, see :meth:`save_checkpoint`. If
+        the folder has a checkpoint already, this call continues it: a program that was interrupted is started again as
+        it was, and ends as if it had never been interrupted. The same call after :meth:`load_checkpoint` does the same.
+
+        What does not continue: times and rates of the log count the interruption out; a progress bar starts at the
+        present step; and Monitor's files have the episodes after the last checkpoint twice, or begin again, as
+        ``override_existing`` says.
 
         :param total_timesteps: number of steps of single environments
         :param callback: called after each step of the vectorised environment
@@ -315,13 +328,24 @@ class ACER(StableBaselinesInterface):
         :param tb_log_name: name of the run in tensorboard's log
         :param reset_num_timesteps: False to continue counting steps, and the episodes under way
         :param progress_bar: show a progress bar
+        :param checkpoint: folder of checkpoints, one for each call of ``learn``
+        :param checkpoint_freq: steps of single environments between two checkpoints
+        :param checkpoint_keep: number of checkpoints that are kept, the newest ones
         :raises ValueError: if an observation, a reward or a gradient is NaN or infinite. Agent and replay buffer are as
             they were before it, and both can be saved.
         """
         self._warn_of_no_replay()
         self._log_interval = log_interval
         return super().learn(
-            total_timesteps, callback, cast(int, log_interval), tb_log_name, reset_num_timesteps, progress_bar
+            total_timesteps,
+            callback,
+            log_interval,
+            tb_log_name,
+            reset_num_timesteps,
+            progress_bar,
+            checkpoint=checkpoint,
+            checkpoint_freq=checkpoint_freq,
+            checkpoint_keep=checkpoint_keep,
         )
 
     def train(self, gradient_steps: int, batch_size: int) -> None:

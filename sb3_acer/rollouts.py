@@ -145,6 +145,11 @@ class RolloutAlgorithm(OffPolicyAlgorithm):
             self._store_transition(
                 replay_buffer, step["buffer_actions"], step["new_obs"], step["rewards"], step["dones"], step["infos"]
             )
+            self._update_current_progress_remaining(self.num_timesteps, self._total_timesteps)
+            self._episode_num += int(np.sum(step["dones"]))
+            if self.replay_buffer.step == 0:  # the rollout is complete, and the next call of learn begins another
+                callback.on_rollout_end()
+                self.train(self.gradient_steps, self.batch_size)
         return rollout
 
     def _sample_action(

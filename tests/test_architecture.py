@@ -29,6 +29,9 @@ ALGORITHM: dict[str, set[str]] = {
     "buffer": {"checks", "frames", "ring", "storage"},
     "update": {"buffer", "distributions", "estimators", "policies"},
     "rollouts": {"buffer", "checks", "frames", "policies", "storage"},
+    "env_state": set(),
+    "checkpoint": {"storage"},
+    "resuming": {"checkpoint", "checks", "env_state", "rollouts", "storage"},
     "acer": {
         "buffer",
         "checks",

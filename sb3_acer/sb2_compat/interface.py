@@ -16,7 +16,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb3_acer.demonstrations.cloning import behaviour_cloning
 from sb3_acer.demonstrations.dataset import ExpertDataset
 from sb3_acer.policies import ACERPolicy
-from sb3_acer.rollouts import RolloutAlgorithm
+from sb3_acer.resuming import ResumableAlgorithm
 from sb3_acer.update import Update
 
 _ALL_BUT_TENSORBOARD = ("stdout", "log", "json", "csv")
@@ -43,7 +43,7 @@ class OldNames:
         self._callback.update_locals({**locals_, **self._old_locals(locals_)})
 
 
-class StableBaselinesInterface(RolloutAlgorithm):
+class StableBaselinesInterface(ResumableAlgorithm):
     """Base class that adds methods of stable-baselines' agents to an agent with an average policy."""
 
     average_policy: ACERPolicy

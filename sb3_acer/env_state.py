@@ -1,0 +1,270 @@
+"""
+The state of environments, to be set again in another process.
+
+It is what an environment's own ``get_state`` returns, for all wrappers and environments that have ``get_state()`` and
+``set_state(state)``; of the others it is the values of their attributes, pickled. Files, windows and functions stay
+those of the environment whose state is set. Of ale-py's emulator it is the emulator's own state with its random
+numbers, of MuJoCo the whole ``MjData``.
+"""
+
+import io
+import pickle
+from collections.abc import Callable, Iterable
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any, NamedTuple
+
+import cloudpickle
+import gymnasium as gym
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.utils import EzPickle
+from stable_baselines3.common.monitor import ResultsWriter
+from stable_baselines3.common.running_mean_std import RunningMeanStd
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecEnvWrapper
+
+_OF_THE_PROCESS = (
+    io.IOBase,
+    ResultsWriter,
+    EnvSpec,
+    FunctionType,
+    MethodType,
+    BuiltinFunctionType,
+    ModuleType,
+    type,
+)
+# Attributes of SB3's wrappers that are derived from the environment under them.
+_OF_THE_WRAPPER = ("venv", "class_attributes")
+
+
+class EnvState(NamedTuple):
+    """State of a vectorised environment."""
+
+    wrappers: bytes
+    """attributes of the wrappers around the vectorised environment, such as VecNormalize's"""
+    n_envs: int
+    envs: Any
+    """of the environments themselves; None if it cannot be had"""
+    source: str
+    """how the environments' state was had, or why it cannot be had"""
+
+
+class EnvStateError(Exception):
+    """The state of an environment cannot be had, or cannot be set."""
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Pickles attributes of layers (an environment and its wrappers), in which the layers themselves are references."""
+
+    def __init__(self, file: io.BytesIO, layers: Iterable[Any]) -> None:
+        super().__init__(file)
+        self._index = {id(layer): index for index, layer in enumerate(layers)}
+
+    def persistent_id(self, value: Any) -> int | None:
+        return self._index.get(id(value))
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, EzPickle):
+            raise EnvStateError(f"a pickled {type(value).__name__} has its arguments only")
+        return super().reducer_override(value)
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, layers: list[Any]) -> None:
+        super().__init__(file)
+        self._layers = layers
+
+    def persistent_load(self, index: int) -> Any:
+        return self._layers[index]
+
+
+def get_env_state(env: VecEnv) -> EnvState:
+    """
+    :param env: a vectorised environment between two steps
+    :return: its state; nothing has changed
+    """
+    *wrappers, base = _vec_layers(env)
+    names = [type(layer).__qualname__ for layer in wrappers]
+    attributes = [_attributes(layer, _OF_THE_WRAPPER) for layer in wrappers]
+    layers = [*wrappers, base]
+    try:
+        return EnvState(_pickled([names, attributes], layers), env.num_envs, *_base_state(base))
+    except Exception as error:
+        statistics = [{name: v for name, v in values.items() if _is_statistic(v)} for values in attributes]
+        return EnvState(_pickled([names, statistics], layers), env.num_envs, None, _reason(error))
+
+
+def set_env_state(env: VecEnv, state: EnvState) -> None:
+    """
+    :param env: a vectorised environment, made as the other one was
+    :param state: what :func:`get_env_state` returned
+    :raises EnvStateError: if the environments' state cannot be set. They must be reset then. The wrappers' statistics
+        are set even so.
+    """
+    *wrappers, base = _vec_layers(env)
+    names, attributes = _unpickled(state.wrappers, [*wrappers, base])
+    if names != [type(layer).__qualname__ for layer in wrappers]:
+        raise EnvStateError(f"the environment had the wrappers {names}")
+    is_same_number = state.n_envs == env.num_envs
+    for layer, saved in zip(wrappers, attributes, strict=True):
+        vars(layer).update({name: v for name, v in saved.items() if is_same_number or _is_statistic(v)})
+    if not is_same_number:
+        raise EnvStateError(f"there were {state.n_envs} environments, and now there are {env.num_envs}")
+    if state.envs is None:
+        raise EnvStateError(state.source)
+    try:
+        _set_base_state(base, state.envs)
+    except Exception as error:
+        raise EnvStateError(_reason(error)) from error
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, EnvStateError) else f"{type(error).__name__}: {error}"
+
+
+def _vec_layers(env: VecEnv) -> list[Any]:
+    layers: list[Any] = [env]
+    while isinstance(layers[-1], VecEnvWrapper):
+        layers.append(layers[-1].venv)
+    return layers
+
+
+def _is_statistic(value: Any) -> bool:
+    parts = value.values() if isinstance(value, dict) else (value,)
+    return all(isinstance(part, RunningMeanStd) for part in parts)
+
+
+def _base_state(base: Any) -> tuple[Any, str]:
+    if _has_own_state(base):
+        return base.get_state(), "get_state"
+    if not isinstance(base, (DummyVecEnv, SubprocVecEnv)):
+        raise EnvStateError(f"{type(base).__name__} has no get_state and set_state")
+    found = _call(base, _get_layers)
+    for state, source in found:
+        if state is None:
+            raise EnvStateError(source)
+    sources = sorted({source for _, source in found})
+    states = [state for state, _ in found]
+    return {"envs": states, "seeds": list(base._seeds), "options": list(base._options)}, " and ".join(sources)
+
+
+def _set_base_state(base: Any, state: Any) -> None:
+    if _has_own_state(base):
+        base.set_state(state)
+        return
+    for index, of_env in enumerate(state["envs"]):
+        (reason,) = _call(base, _set_layers, of_env, indices=index)
+        if reason:
+            raise EnvStateError(reason)
+    base._seeds, base._options = list(state["seeds"]), list(state["options"])
+
+
+def _has_own_state(layer: Any) -> bool:
+    return all(callable(getattr(type(layer), name, None)) for name in ("get_state", "set_state"))
+
+
+class _Method(str):
+    """
+    The name of a function of this module, which becomes a method of all environments where the name arrives.
+
+    ``SubprocVecEnv`` calls methods of its environments by their names. A name of this class is unpickled by calling
+    :func:`_add_method` in the process of the environment, before the method is called there.
+    """
+
+    __slots__ = ()
+
+    def __reduce__(self) -> Any:
+        return _add_method, (str(self),)
+
+
+def _add_method(name: str) -> str:
+    setattr(gym.Env, name, globals()[name])
+    return name
+
+
+def _call(base: DummyVecEnv | SubprocVecEnv, function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
+    """``function(env, *args)`` for each environment, in its own process."""
+    name = _Method(function.__name__)
+    _add_method(name)
+    return list(base.env_method(name, *args, **kwargs))
+
+
+def _get_layers(env: Any) -> tuple[bytes | None, str]:
+    """
+    :return: the state of an environment with its wrappers, and its source; or None and why it cannot be had. An
+        exception would end the process of the environment.
+    """
+    try:
+        layers = _layers(env)
+        own = [_has_own_state(layer) for layer in layers]
+        states = [layer.get_state() if has else _attributes(layer) for layer, has in zip(layers, own, strict=True)]
+        names = [type(layer).__qualname__ for layer in layers]
+        return _pickled([names, states], layers), "get_state" if own[-1] else "attributes"
+    except Exception as error:
+        return None, f"{_reason(error)} (environment {type(env.unwrapped).__name__})"
+
+
+def _set_layers(env: Any, state: bytes) -> str:
+    """
+    :return: why the state cannot be set; empty if it is set
+    """
+    try:
+        layers = _layers(env)
+        names, states = _unpickled(state, layers)
+        if names != [type(layer).__qualname__ for layer in layers]:
+            return f"the environment was {' of '.join(names)}, and now it is another"
+        for layer, saved in zip(layers, states, strict=True):
+            if _has_own_state(layer):
+                layer.set_state(saved)
+            else:
+                _set_attributes(layer, saved)
+        return ""
+    except Exception as error:
+        return _reason(error)
+
+
+def _layers(env: Any) -> list[Any]:
+    layers = [env]
+    while isinstance(layers[-1], gym.Wrapper):
+        layers.append(layers[-1].env)
+    return layers
+
+
+def _attributes(layer: Any, without: Iterable[str] = ()) -> dict[str, Any]:
+    return {
+        name: value.cloneState(include_rng=True) if _is_emulator(value) else value
+        for name, value in vars(layer).items()
+        if name not in without and not _stays(value)
+    }
+
+
+def _set_attributes(layer: Any, saved: dict[str, Any]) -> None:
+    for name, value in saved.items():
+        live = vars(layer).get(name)
+        if _is_emulator(live):
+            live.restoreState(value)
+        elif type(live).__name__ == "MjData":  # a renderer refers to it
+            import mujoco
+
+            mujoco.mj_copyData(live, layer.model, value)
+        else:
+            vars(layer)[name] = value
+
+
+def _stays(value: Any) -> bool:
+    """Whether an attribute's value belongs to the process and is no part of the state."""
+    kind = type(value)
+    is_of_rendering = kind.__module__.startswith("pygame") or "rendering" in kind.__module__
+    return isinstance(value, _OF_THE_PROCESS) or is_of_rendering or kind.__name__ == "MjModel"
+
+
+def _is_emulator(value: Any) -> bool:
+    return hasattr(value, "cloneState") and hasattr(value, "restoreState")
+
+
+def _pickled(value: Any, layers: list[Any]) -> bytes:
+    file = io.BytesIO()
+    _Pickler(file, layers).dump(value)
+    return file.getvalue()
+
+
+def _unpickled(pickled: bytes, layers: list[Any]) -> Any:
+    return _Unpickler(io.BytesIO(pickled), layers).load()

@@ -1,0 +1,333 @@
+"""Training that can be interrupted: saved with everything that it depends on, and continued from there."""
+
+import inspect
+import pickle
+import random
+import time
+import warnings
+from collections import deque
+from pathlib import Path
+from typing import Any, TypeVar
+
+import cloudpickle
+import numpy as np
+import torch as th
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, RolloutReturn
+from stable_baselines3.common.vec_env import VecEnv
+
+from sb3_acer.checkpoint import Checkpoint, find_checkpoint, new_checkpoint
+from sb3_acer.checks import check_integer, require
+from sb3_acer.env_state import EnvState, EnvStateError, get_env_state, set_env_state
+from sb3_acer.rollouts import RolloutAlgorithm
+from sb3_acer.storage import opened, read_state, replacing, write_state
+
+_AGENT, _BUFFER, _TRAINING = "agent.zip", "replay_buffer.npz", "training.npz"
+_OF_THE_CALL = ("model", "parent", "locals", "globals")  # attributes of a callback that a call of learn sets
+_MAY_DIFFER = {"seed", "device", "verbose", "tensorboard_log"}  # arguments of a run that continues another
+_PLAIN = (bool, int, float, str, bytes, type(None), np.generic, np.random.Generator, np.random.RandomState)
+
+SelfResumable = TypeVar("SelfResumable", bound="ResumableAlgorithm")
+
+
+class ResumableAlgorithm(RolloutAlgorithm):
+    """Saves its training with everything that this depends on, and continues it."""
+
+    _resumed: dict[str, Any] | None = None
+    """what has to be restored when training continues; None if none is to be continued"""
+    _checkpoints: tuple[Path, int, int] | None = None
+    """of the present call of learn: the folder, the steps between two checkpoints, and how many are kept"""
+    _next_checkpoint = 0
+    _callback: BaseCallback | None = None
+    """of the last call of learn"""
+    _settings: list[dict[str, bytes]] | None = None
+    """attributes of the callbacks when that call began; what is another since then counts something"""
+
+    def _excluded_save_params(self) -> list[str]:
+        own = ["_resumed", "_checkpoints", "_next_checkpoint", "_callback", "_settings"]
+        return [*super()._excluded_save_params(), *own]
+
+    def save_checkpoint(self, folder: str | Path, keep: int = 2, *, with_env: bool = True) -> Path:
+        """
+        Save training with everything that it depends on: the agent with its generators, the replay buffer with the
+        rollout under way, the random numbers of torch, numpy and Python, the counters of the logger and of the
+        callbacks, and the state of the environments and their wrappers, see :mod:`sb3_acer.env_state`.
+
+        To be called between two calls of ``learn``. Within a call ``learn(checkpoint=...)`` does it between two
+        rollouts; a callback sees a step that is counted and not stored yet.
+
+        The files hold pickles, as SB3's agents do: load only your own.
+
+        :param folder: folder of checkpoints. It has a whole one at any time, even if the program is killed
+        :param keep: number of checkpoints that are kept, the newest ones
+        :param with_env: False if the environments are not between two steps. They will begin new episodes.
+        :return: the checkpoint's own folder
+        :raises OSError: if it cannot be written; the older ones are kept
+        """
+        keep = check_integer("keep", keep)
+        training, source = self._training_state(with_env)
+        manifest = {
+            "num_timesteps": self.num_timesteps,
+            "started_at": self._num_timesteps_at_start,
+            "total_timesteps": self._total_timesteps,
+            "environment": source,
+            "threads": th.get_num_threads(),
+        }
+        with new_checkpoint(folder, manifest, keep) as files:
+            self.save(files / _AGENT)
+            self.save_replay_buffer(files / _BUFFER)
+            with replacing(files / _TRAINING, "npz") as file:
+                write_state(file, training)
+        found = find_checkpoint(folder)
+        assert found is not None
+        return found.path
+
+    @classmethod
+    def load_checkpoint(
+        cls: type[SelfResumable], folder: str | Path, env: GymEnv, device: th.device | str = "auto", **kwargs: Any
+    ) -> SelfResumable:
+        """
+        Load the newest checkpoint. The next :meth:`learn` then continues the call that was interrupted: called with the
+        same arguments, it ends with the agent, the replay buffer and the logged values that it would have had without
+        the interruption, equal to the bit on the same machine with the same number of threads.
+
+        If the state of the environments could not be had, or if their number is another one, they begin new episodes,
+        and a warning says so.
+
+        :param folder: folder of checkpoints
+        :param env: the environment, made and wrapped as that of the saved training
+        :param device: device of the networks
+        :param kwargs: further arguments of :meth:`load`
+        :raises ValueError: if there is no checkpoint, or a file of it is damaged
+        """
+        found = find_checkpoint(folder)
+        if found is None:
+            raise ValueError(f"folder must have a checkpoint, got {str(folder)!r}")
+        return cls._load_checkpoint(found, env, device, **kwargs)
+
+    @classmethod
+    def _load_checkpoint(
+        cls: type[SelfResumable], found: Checkpoint, env: GymEnv | None, device: th.device | str, **kwargs: Any
+    ) -> SelfResumable:
+        model = cls.load(found.path / _AGENT, env, device=device, force_reset=False, **kwargs)
+        model.load_replay_buffer(found.path / _BUFFER, truncate_last_traj=False)
+        with opened(found.path / _TRAINING, "npz") as file:
+            resumed = read_state(file, "the checkpoint")
+        resumed.update(pickle.loads(resumed.pop("pickled").tobytes()))
+        model._restore_env(resumed.pop("env"))
+        model._resumed = resumed
+        threads = found.manifest["threads"]
+        if threads != th.get_num_threads():
+            warnings.warn(
+                f"torch had {threads} threads when the checkpoint was saved, and now has {th.get_num_threads()}: "
+                "results differ in their last bits",
+                stacklevel=3,
+            )
+        return model
+
+    def learn(
+        self: SelfResumable,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        log_interval: int | None = 100,
+        tb_log_name: str = "run",
+        reset_num_timesteps: bool = True,
+        progress_bar: bool = False,
+        *,
+        checkpoint: str | Path | None = None,
+        checkpoint_freq: int = 100_000,
+        checkpoint_keep: int = 2,
+    ) -> SelfResumable:
+        """See :meth:`ACER.learn`."""
+        if checkpoint is not None:
+            freq = check_integer("checkpoint_freq", checkpoint_freq)
+            self._checkpoints = Path(checkpoint), freq, check_integer("checkpoint_keep", checkpoint_keep)
+            found = find_checkpoint(checkpoint)
+            if self._resumed is None and found is not None:
+                self._take_over(found, 0 if reset_num_timesteps else self.num_timesteps)
+        try:
+            first = self.num_timesteps if self._resumed is not None else None
+            super().learn(
+                total_timesteps,
+                callback,
+                log_interval,  # type: ignore[arg-type]
+                tb_log_name,
+                reset_num_timesteps,
+                progress_bar,
+            )
+            if self._checkpoints is not None and self.num_timesteps != first:
+                self.save_checkpoint(*self._checkpoints[::2])
+        finally:
+            self._checkpoints = None
+        return self
+
+    def _setup_learn(
+        self,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        reset_num_timesteps: bool = True,
+        tb_log_name: str = "run",
+        progress_bar: bool = False,
+    ) -> tuple[int, BaseCallback]:
+        if self._resumed is None:
+            prepared = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
+        else:
+            # The base class counts from the present step; the interrupted call began at another.
+            start = self._num_timesteps_at_start
+            rest = start + total_timesteps - self.num_timesteps
+            prepared = super()._setup_learn(rest, callback, False, tb_log_name, progress_bar)
+            self._num_timesteps_at_start = start
+            self.start_time -= self._resumed["elapsed"]
+        self._callback, self._settings = prepared[1], None
+        if self._checkpoints is not None:
+            self._plan_checkpoint(self._checkpoints[1])
+        return prepared
+
+    def _plan_checkpoint(self, freq: int) -> None:
+        self._next_checkpoint = (self.num_timesteps // freq + 1) * freq
+
+    def collect_rollouts(self, env: VecEnv, callback: BaseCallback, *args: Any, **kwargs: Any) -> RolloutReturn:
+        """Collect a rollout. Before it, all of training's state is that between two steps."""
+        if self._settings is None:
+            self._settings = [_plain_attributes(each) for each in _callbacks(self._callback)]
+        if self._resumed is not None:
+            resumed, self._resumed = self._resumed, None
+            self._restore_process(resumed)
+        if self._checkpoints is not None and self.num_timesteps >= self._next_checkpoint:
+            folder, freq, keep = self._checkpoints
+            self.save_checkpoint(folder, keep)
+            self._plan_checkpoint(freq)
+        return super().collect_rollouts(env, callback, *args, **kwargs)
+
+    def _take_over(self, found: Checkpoint, start: int) -> None:
+        """Become the agent of a checkpoint."""
+        began = found.manifest["started_at"]
+        if began != start:
+            raise ValueError(
+                f"checkpoint must be a folder for this call of learn alone, which starts at step {start}; "
+                f"{found.path.parent} has checkpoints of one that started at step {began}"
+            )
+        saved = self._load_checkpoint(found, self.env, self.device)
+        self._require_same_arguments(saved)
+        own = ("_logger", "_custom_logger", "verbose", "tensorboard_log", "_checkpoints", "_log_interval")
+        vars(self).update({name: value for name, value in vars(saved).items() if name not in own})
+        if self.verbose:
+            print(f"Continuing from {found.path}, saved at step {self.num_timesteps}")
+
+    def _require_same_arguments(self, saved: "ResumableAlgorithm") -> None:
+        """Where they can be compared. A run continues with the arguments that it was begun with."""
+        for name in {*inspect.signature(type(self)).parameters, "lr_schedule_name", "policy_class"} - _MAY_DIFFER:
+            given, before = vars(self).get(name), vars(saved).get(name)
+            if all(isinstance(value, type) or _is_plain(value) for value in (given, before)):
+                require(given == before, name, f"{before!r}, as in the checkpoint that learn continues", given)
+
+    def _training_state(self, with_env: bool) -> tuple[dict[str, Any], str]:
+        """
+        :return: what neither the agent's file nor the buffer's has, and how the environments' state was had
+        """
+        if self._resumed is not None:  # training has not continued since a checkpoint was loaded
+            process = dict(self._resumed)
+            pickled = {name: process.pop(name) for name in ("counters", "callback_envs", "logger")}
+        else:
+            process = {"elapsed": time.time_ns() - self.start_time, **_random_states()}
+            pickled = self._callback_states()
+        assert self.env is not None
+        env = get_env_state(self.env)
+        if not with_env:
+            env = env._replace(envs=None, source="training ended within a step")
+        pickled["env"] = env
+        source = env.source if env.envs is not None else f"not saved: {env.source}"
+        return {**process, "pickled": np.frombuffer(cloudpickle.dumps(pickled), np.uint8)}, source
+
+    def _callback_states(self) -> dict[str, Any]:
+        callbacks, logger = _callbacks(self._callback), getattr(self, "_logger", None)
+        recorded = ("name_to_value", "name_to_count", "name_to_excluded")  # since the log was last written
+        return {
+            "counters": [
+                (type(callback).__qualname__, dict(_plain_attributes(callback).items() - settings.items()))
+                for callback, settings in zip(callbacks, self._settings or [], strict=False)
+            ],
+            "callback_envs": [get_env_state(env) for env in _callback_envs(callbacks)],
+            "logger": {name: dict(getattr(logger, name)) for name in recorded if logger is not None},
+        }
+
+    def _restore_env(self, state: EnvState) -> None:
+        assert self.env is not None
+        try:
+            set_env_state(self.env, state)
+        except EnvStateError as error:
+            warnings.warn(f"the environments begin new episodes, since their state is not known: {error}", stacklevel=4)
+            self._last_obs = None  # learn resets the environments
+            if self.seed is not None:
+                self.env.seed(self.seed + self.num_timesteps)  # not the episodes of the start again
+
+    def _restore_process(self, resumed: dict[str, Any]) -> None:
+        """Restore what is set by the beginning of learn, or that others use until then."""
+        callbacks = _callbacks(self._callback)
+        saved = deque(resumed["counters"])
+        for callback in callbacks:
+            counters = next((pair for pair in saved if pair[0] == type(callback).__qualname__), None)
+            if counters is not None:
+                saved.remove(counters)
+                vars(callback).update({name: pickle.loads(value) for name, value in counters[1].items()})
+        for env, state in zip(_callback_envs(callbacks), resumed["callback_envs"], strict=False):
+            try:
+                set_env_state(env, state)
+            except EnvStateError as error:
+                warnings.warn(f"a callback's environment begins new episodes: {error}", stacklevel=4)
+        for name, values in resumed["logger"].items():
+            getattr(self.logger, name).update(values)
+        _set_random_states(resumed)
+
+
+def _random_states() -> dict[str, Any]:
+    """Of the generators that all of a process shares."""
+    version, numbers, gauss = random.getstate()
+    return {
+        "python": [version, list(numbers), gauss],
+        "numpy": list(np.random.get_state()),
+        "torch": th.get_rng_state(),
+        "cuda": th.cuda.get_rng_state_all() if th.cuda.is_available() else [],
+    }
+
+
+def _set_random_states(states: dict[str, Any]) -> None:
+    version, numbers, gauss = states["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    np.random.set_state(tuple(states["numpy"]))
+    th.set_rng_state(th.from_numpy(states["torch"]))
+    for device, state in enumerate(states["cuda"][: th.cuda.device_count()]):
+        th.cuda.set_rng_state(th.from_numpy(state), device)
+
+
+def _callbacks(root: BaseCallback | None) -> list[BaseCallback]:
+    """A callback and those that it calls."""
+    found: list[BaseCallback] = []
+    waiting: deque[Any] = deque([root])
+    while waiting:
+        value = waiting.popleft()
+        if isinstance(value, (list, tuple)):
+            waiting.extend(value)
+        elif isinstance(value, BaseCallback) and value not in found:
+            found.append(value)
+            waiting.extend(part for name, part in vars(value).items() if name not in _OF_THE_CALL)
+    return found
+
+
+def _callback_envs(callbacks: list[BaseCallback]) -> list[VecEnv]:
+    """Environments that callbacks use, such as those for evaluations."""
+    return [value for callback in callbacks for value in vars(callback).values() if isinstance(value, VecEnv)]
+
+
+def _plain_attributes(callback: BaseCallback) -> dict[str, bytes]:
+    """Those with plain values, pickled."""
+    values = {name: value for name, value in vars(callback).items() if name not in _OF_THE_CALL}
+    return {name: pickle.dumps(value) for name, value in values.items() if _is_plain(value)}
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(_is_plain(part) for pair in value.items() for part in pair)
+    if isinstance(value, (list, tuple, set, deque)):
+        return all(map(_is_plain, value))
+    return isinstance(value, (np.ndarray, *_PLAIN))

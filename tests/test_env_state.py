@@ -1,0 +1,182 @@
+"""The state of environments: set in another one, that one goes on as the first does."""
+
+import threading
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.utils import EzPickle
+from stable_baselines3.common.env_util import make_atari_env, make_vec_env
+from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecFrameStack, VecMonitor, VecNormalize
+
+from sb3_acer.env_state import EnvStateError, get_env_state, set_env_state
+from tests.helpers import Recall, Recorder
+
+FORKED: dict[str, Any] = {"vec_env_cls": SubprocVecEnv, "vec_env_kwargs": {"start_method": "fork"}}
+CLASSIC = ["CartPole-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Acrobot-v1", "Pendulum-v1"]
+
+
+def played(env: VecEnv, n_steps: int, seed: int) -> list[Any]:
+    env.action_space.seed(seed)
+    steps = []
+    for _ in range(n_steps):
+        observations, rewards, dones, infos = env.step(
+            np.array([env.action_space.sample() for _ in range(env.num_envs)])
+        )
+        episodes = [{key: info.get("episode", {}).get(key) for key in "rl"} for info in infos]
+        steps.append((np.array(observations), rewards, dones, episodes))
+    return steps
+
+
+def require_same(ours: list[Any], theirs: list[Any]) -> None:
+    for mine, other in zip(ours, theirs, strict=True):
+        for a, b in zip(mine[:3], other[:3], strict=True):
+            np.testing.assert_array_equal(a, b)
+        assert mine[3] == other[3]
+
+
+def require_that_another_goes_on(make: Callable[[], VecEnv], n_steps: int = 130) -> str:
+    first, second = make(), make()
+    first.seed(1)
+    first.reset()
+    played(first, 37, 2)
+    state = get_env_state(first)
+    second.seed(7)
+    second.reset()
+    played(second, 5, 3)
+    set_env_state(second, state)
+    require_same(played(second, n_steps, 4), played(first, n_steps, 4))
+    first.close()
+    second.close()
+    return state.source
+
+
+@pytest.mark.parametrize(
+    "env_id", ["CartPole-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Acrobot-v1", "Pendulum-v1"]
+)
+def test_classic_control_goes_on(env_id: str) -> None:
+    assert require_that_another_goes_on(lambda: make_vec_env(env_id, 2)) == "attributes"
+
+
+@pytest.mark.skipif(find_spec("mujoco") is None, reason="needs mujoco")
+@pytest.mark.parametrize("env_id", ["HalfCheetah-v5", "Humanoid-v5"])
+def test_mujoco_goes_on(env_id: str) -> None:
+    """Humanoid's rewards are of positions that are not derived anew from qpos, so the whole MjData is needed."""
+    assert require_that_another_goes_on(lambda: make_vec_env(env_id, 2), 60) == "attributes"
+
+
+@pytest.mark.skipif(find_spec("ale_py") is None, reason="needs ale-py")
+def test_ale_goes_on_under_the_usual_wrappers_with_sticky_actions() -> None:
+    import ale_py
+
+    gym.register_envs(ale_py)
+
+    def make() -> VecEnv:
+        return VecFrameStack(make_atari_env("PongNoFrameskip-v4", 2, env_kwargs={"repeat_action_probability": 0.3}), 4)
+
+    assert require_that_another_goes_on(make) == "attributes"
+
+
+def test_environments_in_processes_of_their_own_go_on() -> None:
+    assert (
+        require_that_another_goes_on(lambda: make_vec_env("CartPole-v1", 2, vec_env_cls=SubprocVecEnv)) == "attributes"
+    )
+
+
+def test_statistics_returns_and_stacks_of_the_wrappers_go_on() -> None:
+    def make() -> VecEnv:
+        return VecFrameStack(VecNormalize(VecMonitor(make_vec_env(Recall, 3))), 4)
+
+    require_that_another_goes_on(make)
+
+
+class Locked(Recorder):
+    """An environment that cannot be pickled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+
+class Candid(Locked):
+    """The same, which says its state."""
+
+    def get_state(self) -> Any:
+        return self.clock.copy()
+
+    def set_state(self, state: Any) -> None:
+        self.clock = state
+
+
+class Simulator(EzPickle):
+    """Pickles itself by its arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+
+class Forgetful(Recorder):
+    def __init__(self) -> None:
+        super().__init__()
+        self.simulator = Simulator()
+
+
+def test_an_environment_with_get_state_and_set_state_says_its_state_itself() -> None:
+    assert require_that_another_goes_on(lambda: make_vec_env(Candid, 2)) == "get_state"
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (Locked, r"cannot pickle '_thread.lock' object \(environment Locked\)"),
+        (Forgetful, r"a pickled Simulator has its arguments only \(environment Forgetful\)"),
+    ],
+)
+@pytest.mark.parametrize("kwargs", [{}, FORKED], ids=["DummyVecEnv", "SubprocVecEnv"])
+def test_without_a_state_the_reason_is_said_and_the_statistics_are_set(
+    make: Callable[[], gym.Env[Any, Any]], reason: str, kwargs: dict[str, Any]
+) -> None:
+    first, second = (VecNormalize(make_vec_env(make, 2, **kwargs)) for _ in range(2))
+    first.reset()
+    played(first, 20, 0)
+    state = get_env_state(first)
+    with pytest.raises(EnvStateError, match=reason):
+        set_env_state(second, state)
+    np.testing.assert_array_equal(second.ret_rms.mean, first.ret_rms.mean)
+    second.reset()  # all of the processes are alive
+    first.close()
+    second.close()
+
+
+def test_another_number_of_environments_gets_the_statistics_only() -> None:
+    first, second = VecNormalize(make_vec_env(Recall, 3)), VecNormalize(make_vec_env(Recall, 2))
+    first.reset()
+    played(first, 20, 0)
+    with pytest.raises(EnvStateError, match="there were 3 environments, and now there are 2"):
+        set_env_state(second, get_env_state(first))
+    np.testing.assert_array_equal(second.ret_rms.var, first.ret_rms.var)
+    second.reset()
+    played(second, 5, 0)
+
+
+def test_environments_with_other_wrappers_get_no_state() -> None:
+    first = VecNormalize(make_vec_env("CartPole-v1", 1))
+    first.reset()
+    with pytest.raises(EnvStateError, match=r"the environment had the wrappers \['VecNormalize'\]"):
+        set_env_state(make_vec_env("CartPole-v1", 1), get_env_state(first))
+    with pytest.raises(EnvStateError, match=r"the environment was Monitor of .* of CartPoleEnv, and now it is another"):
+        set_env_state(VecNormalize(make_vec_env("Pendulum-v1", 1)), get_env_state(first))
+
+
+def test_a_state_is_a_copy_and_nothing_changes_by_reading_it() -> None:
+    env, other = make_vec_env("CartPole-v1", 2, seed=1), make_vec_env("CartPole-v1", 2, seed=1)
+    env.reset()
+    other.reset()
+    state = get_env_state(env)
+    first = played(env, 50, 2)
+    require_same(first, played(other, 50, 2))
+    set_env_state(env, state)
+    require_same(played(env, 50, 2), first)

@@ -1,0 +1,316 @@
+"""Training that is interrupted and continued ends, to the bit, as training that is not."""
+
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch as th
+from stable_baselines3.common.callbacks import BaseCallback, EvalCallback, EveryNTimesteps, ProgressBarCallback
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.logger import KVWriter, Logger
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize
+
+from sb3_acer import ACER
+from sb3_acer.checkpoint import find_checkpoint
+from tests.helpers import Recall, Recorder
+from tests.test_env_state import FORKED, Locked
+
+pytestmark = pytest.mark.filterwarnings("ignore:Training and eval env are not of the same type")
+SMALL: dict[str, Any] = {"n_steps": 8, "buffer_size": 200, "replay_start": 64, "device": "cpu", "seed": 3}
+LSTM: dict[str, Any] = {"policy": "MlpLstmPolicy", "policy_kwargs": {"lstm_hidden_size": 8}, "burn_in": 2}
+
+
+class Rows(KVWriter):
+    """Keeps what is logged, without times."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, dict[str, Any]] = {}
+
+    def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
+        of_time = ("time/fps", "time/time_elapsed")
+        self.rows[step] = {key: value for key, value in key_values.items() if key not in of_time}
+
+    def close(self) -> None:
+        pass
+
+
+class Killed(BaseException):
+    """Nothing catches it."""
+
+
+class KillAt(BaseCallback):
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        self.step = step
+
+    def _on_step(self) -> bool:
+        if self.num_timesteps >= self.step:
+            raise Killed
+        return True
+
+
+class Recording(BaseCallback):
+    """Logs the mean of all rewards since the log was last written, which the logger's counters hold."""
+
+    def _on_step(self) -> bool:
+        self.logger.record_mean("rollout/reward", float(np.mean(self.locals["rewards"])))
+        return True
+
+
+def flat(value: Any, name: str = "") -> Iterator[tuple[str, np.ndarray]]:
+    """Arrays and plain values in nested containers, with names."""
+    if isinstance(value, dict):
+        for key, part in value.items():
+            yield from flat(part, f"{name}.{key}")
+    elif isinstance(value, (list, tuple)):
+        for index, part in enumerate(value):
+            yield from flat(part, f"{name}.{index}")
+    elif isinstance(value, np.random.Generator):
+        yield from flat(value.bit_generator.state, name)
+    else:
+        yield name, value.detach().numpy() if isinstance(value, th.Tensor) else np.asarray(value)
+
+
+def state_of(model: ACER) -> dict[str, np.ndarray]:
+    """All that training depends on, and the mean reward and length of the last episodes."""
+    state: dict[str, Any] = {
+        "parameters": model.get_parameters(),
+        "buffer": model.replay_buffer.state_dict(),
+        "generators": list(model._rngs),
+        "others": [random.getstate(), np.random.get_state(), th.get_rng_state()],
+        "observations": model._last_obs,
+        "states": model._states,
+        "episodes": [(episode["r"], episode["l"]) for episode in model.ep_info_buffer or []],
+        "counters": [model.num_timesteps, model._total_timesteps, model._num_timesteps_at_start, model._episode_num],
+        "updates": [model._n_updates, model._n_rollouts, model._current_progress_remaining],
+    }
+    normalize = model.get_vec_normalize_env()
+    if normalize is not None:
+        statistics = [vars(normalize.obs_rms), vars(normalize.ret_rms)]
+        state["normalize"] = [statistics, normalize.returns, normalize.old_obs, normalize.old_reward]
+    return dict(flat(state))
+
+
+def require_same(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> None:
+    assert ours.keys() == theirs.keys()
+    for name, value in ours.items():
+        np.testing.assert_array_equal(value, theirs[name], err_msg=name)
+
+
+def learnt(
+    make: Callable[[], VecEnv],
+    arguments: dict[str, Any],
+    rows: Rows,
+    *callbacks: BaseCallback,
+    n_steps: int = 240,
+    folder: Path | None = None,
+) -> dict[str, np.ndarray]:
+    """One process: nothing but the folder and the log is left of it."""
+    th.manual_seed(0)
+    np.random.seed(0)
+    random.seed(0)
+    env, eval_env = make(), make()
+    model = ACER(env=env, **{**SMALL, "policy": "MlpPolicy", **arguments})
+    model.set_logger(Logger(None, [rows]))
+    evaluation = EvalCallback(eval_env, eval_freq=25, n_eval_episodes=1, deterministic=False, verbose=0, warn=False)
+    used = [EveryNTimesteps(60, Recording()), evaluation, *callbacks]
+    try:
+        model.learn(n_steps, used, log_interval=3, checkpoint=folder, checkpoint_freq=50)
+        counters = [evaluation.n_calls, evaluation.best_mean_reward, evaluation.evaluations_results]
+        counters.append(used[0].last_time_trigger)  # type: ignore[attr-defined]
+        return {**state_of(model), **dict(flat(counters, "callbacks"))}
+    finally:
+        env.close()
+        eval_env.close()
+
+
+def normalized(env_id: Any) -> Callable[[], VecEnv]:
+    return lambda: VecNormalize(make_vec_env(env_id, 2, seed=5))
+
+
+def plain(env_id: Any, n_envs: int = 2, **kwargs: Any) -> Callable[[], VecEnv]:
+    return lambda: make_vec_env(env_id, n_envs, seed=5, **kwargs)
+
+
+def multi_discrete() -> Recorder:
+    from gymnasium import spaces
+
+    return Recorder(spaces.MultiDiscrete([3, 2]))
+
+
+@pytest.mark.parametrize("arguments", [{}, LSTM], ids=["feed-forward", "LSTM"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(plain("CartPole-v1"), id="Discrete"),
+        pytest.param(normalized("Pendulum-v1"), id="Box with VecNormalize"),
+        pytest.param(normalized(multi_discrete), id="MultiDiscrete with VecNormalize"),
+        pytest.param(plain(Recall, 3), id="Recall"),
+    ],
+)
+def test_a_run_that_was_killed_twice_ends_as_one_that_was_not(
+    make: Callable[[], VecEnv], arguments: dict[str, Any], tmp_path: Path
+) -> None:
+    whole, parts = Rows(), Rows()
+    expected = learnt(make, arguments, whole)
+    for step in (101, 193):
+        with pytest.raises(Killed):
+            learnt(make, arguments, parts, KillAt(step), folder=tmp_path)
+    require_same(learnt(make, arguments, parts, folder=tmp_path), expected)
+    require_same(dict(flat(parts.rows)), dict(flat(whole.rows)))
+
+
+def test_environments_in_processes_of_their_own_continue(tmp_path: Path) -> None:
+    make, rows = plain("CartPole-v1", **FORKED), Rows()
+    expected = learnt(make, {}, Rows())
+    with pytest.raises(Killed):
+        learnt(make, {}, rows, KillAt(137), folder=tmp_path)
+    require_same(learnt(make, {}, rows, folder=tmp_path), expected)
+
+
+@pytest.mark.skipif(find_spec("mujoco") is None, reason="needs mujoco")
+def test_halfcheetah_continues(tmp_path: Path) -> None:
+    make, rows = normalized("HalfCheetah-v5"), Rows()
+    expected = learnt(make, {}, Rows())
+    with pytest.raises(Killed):
+        learnt(make, {}, rows, KillAt(130), folder=tmp_path)
+    require_same(learnt(make, {}, rows, folder=tmp_path), expected)
+
+
+def make_model(folder: Path | None = None, env: Any = "CartPole-v1", **arguments: Any) -> ACER:
+    if folder is None:
+        return ACER(env=make_vec_env(env, 2, seed=5), **{**SMALL, "policy": "MlpPolicy", **arguments})
+    return ACER.load_checkpoint(folder, make_vec_env(env, 2, seed=5), device="cpu", **arguments)
+
+
+def test_a_loaded_checkpoint_continues_with_the_same_call(tmp_path: Path) -> None:
+    expected = state_of(make_model().learn(300))
+    model = make_model()
+    with pytest.raises(Killed):
+        model.learn(300, KillAt(201), checkpoint=tmp_path, checkpoint_freq=64)
+    loaded = make_model(tmp_path)
+    assert loaded.num_timesteps == 192
+    require_same(state_of(loaded.learn(300)), expected)
+    assert make_model(tmp_path).learn(300, reset_num_timesteps=False).num_timesteps == 304
+
+
+def test_a_finished_run_is_not_trained_again_and_can_be_extended(tmp_path: Path) -> None:
+    first = make_model().learn(300, checkpoint=tmp_path)
+    path = find_checkpoint(tmp_path)
+    again = make_model().learn(300, checkpoint=tmp_path)
+    assert find_checkpoint(tmp_path) == path
+    require_same(dict(flat(again.get_parameters())), dict(flat(first.get_parameters())))
+    assert make_model().learn(400, checkpoint=tmp_path).num_timesteps == 400
+
+
+def test_a_checkpoint_of_a_checkpoint_is_the_same(tmp_path: Path) -> None:
+    """Also before training has continued."""
+    whole, parts = Rows(), Rows()
+    expected = learnt(plain("CartPole-v1"), {}, whole)
+    with pytest.raises(Killed):
+        learnt(plain("CartPole-v1"), {}, parts, KillAt(193), folder=tmp_path / "first")
+    make_model(tmp_path / "first").save_checkpoint(tmp_path / "second")
+    require_same(learnt(plain("CartPole-v1"), {}, parts, folder=tmp_path / "second"), expected)
+
+
+@pytest.mark.parametrize("stop", [7, 8, 9])
+def test_a_run_that_a_callback_stops_anywhere_in_a_rollout_continues(stop: int, tmp_path: Path) -> None:
+    """Also at its last step: the update of a complete rollout is made."""
+
+    class Stop(BaseCallback):
+        def _on_step(self) -> bool:
+            return self.n_calls < 8 * 10 + stop
+
+    expected = state_of(make_model().learn(300))
+    make_model().learn(300, Stop(), checkpoint=tmp_path)
+    found = find_checkpoint(tmp_path)
+    assert found is not None
+    assert found.manifest["num_timesteps"] == 2 * (80 + stop)
+    require_same(state_of(make_model().learn(300, checkpoint=tmp_path)), expected)
+
+
+def test_without_a_state_of_the_environments_the_rest_continues_and_they_begin_anew(tmp_path: Path) -> None:
+    model = make_model(env=Locked).learn(96)
+    model.save_checkpoint(tmp_path)
+    with pytest.warns(UserWarning, match=r"begin new episodes, since their state is not known: .*Locked"):
+        loaded = make_model(tmp_path, Locked)
+    for name in ("parameters", "generators", "counters", "updates", "episodes"):
+        ours, theirs = ({k: v for k, v in state_of(each).items() if k.startswith(name)} for each in (loaded, model))
+        require_same(ours, theirs)
+    assert loaded.learn(144).num_timesteps == 144
+    ends = loaded.replay_buffer.gather(np.array([5, 5]), np.array([0, 1])).truncated  # the slot before the new episodes
+    assert ends[-1].all()
+
+
+def test_another_number_of_environments_begins_new_episodes(tmp_path: Path) -> None:
+    make_model().learn(96).save_checkpoint(tmp_path)
+    with pytest.warns(UserWarning, match="there were 2 environments, and now there are 3"):
+        loaded = ACER.load_checkpoint(tmp_path, make_vec_env("CartPole-v1", 3), device="cpu")
+    assert loaded.learn(150).num_timesteps == 168  # rollouts of 24 steps
+
+
+def test_settings_of_callbacks_are_those_of_the_new_run(tmp_path: Path) -> None:
+    """Their counters are those of the old one."""
+
+    class Periodic(BaseCallback):
+        def __init__(self, freq: int) -> None:
+            super().__init__()
+            self.freq = freq
+            self.fired: list[int] = []
+
+        def _on_step(self) -> bool:
+            if self.n_calls % self.freq == 0:
+                self.fired.append(self.n_calls)
+            return True
+
+    make_model().learn(96, Periodic(20), checkpoint=tmp_path)
+    callback = Periodic(25)
+    make_model().learn(192, [callback], checkpoint=tmp_path)
+    assert (callback.freq, callback.fired, callback.n_calls) == (25, [20, 40, 50, 75], 96)
+
+
+def test_a_progress_bar_may_be_added(tmp_path: Path) -> None:
+    make_model().learn(96, checkpoint=tmp_path)
+    assert make_model().learn(192, ProgressBarCallback(), checkpoint=tmp_path).num_timesteps == 192
+
+
+def test_what_cannot_be_continued_is_said_and_left_alone(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"folder must have a checkpoint, got '{tmp_path}'"):
+        make_model(tmp_path)
+    model = make_model().learn(96, checkpoint=tmp_path)
+    others: dict[str, Any] = {"gamma": 0.9, "n_steps": 4, "trust_region": False, "lr_schedule": "constant"}
+    for argument, value in others.items():
+        other = make_model(None, "CartPole-v1", **{argument: value})
+        before = state_of(other)
+        with pytest.raises(ValueError, match=f"{argument}.* must be .*, as in the checkpoint"):
+            other.learn(200, checkpoint=tmp_path)
+        require_same(state_of(other), before)
+    with pytest.raises(ValueError, match=r"checkpoint must be a folder for this call of learn alone, .* step 96"):
+        model.learn(96, reset_num_timesteps=False, checkpoint=tmp_path)
+    with pytest.raises(ValueError, match="checkpoint_freq must be an integer of at least 1, got 0"):
+        model.learn(96, checkpoint=tmp_path / "new", checkpoint_freq=0)
+    with pytest.raises(ValueError, match="checkpoint_keep must be an integer of at least 1, got 0"):
+        model.learn(96, checkpoint=tmp_path / "new", checkpoint_keep=0)
+    with pytest.raises(ValueError, match="keep must be an integer of at least 1, got -1"):
+        model.save_checkpoint(tmp_path, -1)
+
+
+@pytest.mark.parametrize("name", ["agent.zip", "replay_buffer.npz", "training.npz"])
+def test_a_damaged_file_is_refused(name: str, tmp_path: Path) -> None:
+    path = make_model().learn(96).save_checkpoint(tmp_path)
+    content = bytearray((path / name).read_bytes())
+    content[len(content) // 2] ^= 255
+    (path / name).write_bytes(content)
+    with pytest.raises(Exception, match=r"."):
+        make_model(tmp_path)
+
+
+def test_a_copied_folder_continues(tmp_path: Path) -> None:
+    make_model().learn(96, checkpoint=tmp_path / "here")
+    shutil.copytree(tmp_path / "here", tmp_path / "there")
+    assert make_model(tmp_path / "there").num_timesteps == 96
