@@ -25,6 +25,10 @@ except ImportError as error:
 if [int(number) for number in re.findall(r"\d+", ale_py.__version__)[:3]] < [0, 12, 1]:
     raise ImportError(f"{NEEDED} (here: {ale_py.__version__})")  # older versions cannot reset single games
 
+GAMES_OF_A_SEED = 100
+# What get_state copies, besides how the games got where they are.
+_COPIED = ("lives", "observations", "_scores", "_revived", "_blanks")
+
 
 class AtariId(NamedTuple):
     """What an environment's id stands for."""
@@ -124,8 +128,8 @@ class AtariVecEnv(VecEnv):
     - ``max_frames`` counts from the first observation, in SB3 from the start of the game.
     - ``reset`` begins new games. In SB3, games that have lives left go on.
 
-    The environment cannot be pickled. ``render`` shows what the agent sees, since ale-py does not give access to the
-    screen.
+    The environment cannot be pickled, but :meth:`get_state` and :meth:`set_state` continue its games. ``render`` shows
+    what the agent sees, since ale-py does not give access to the screen.
 
     :param env_id: id of an environment, or name of a ROM, see :func:`parse_atari_id`
     :param n_envs: number of games
@@ -201,6 +205,9 @@ class AtariVecEnv(VecEnv):
         self._scores = np.zeros(n_envs, np.int64)
         self._revived = np.zeros(n_envs, bool)  # games at the first step after a lost life
         self._blanks = np.zeros(n_envs, np.int64)  # frames of the next observation from before the episode
+        self._game_seeds = np.full(n_envs, -1)  # that ale-py's generators started from last; -1: unknown
+        self._n_games = np.zeros(n_envs, np.int64)  # begun since then
+        self._played: list[list[int]] = [[] for _ in range(n_envs)]  # actions of the games under way
         self.t_start = time.time()
         self._stepping = False
         super().__init__(n_envs, self.observation_space, self.action_space)
@@ -213,7 +220,7 @@ class AtariVecEnv(VecEnv):
             self._stepping = False
         # The ALE's seeds are below 2^31; -1: no seed.
         seeds = np.array([-1 if seed is None else seed % 2**31 for seed in self._seeds])
-        self.observations, infos = self._ale.reset(seed=seeds)
+        self.observations, infos = self._begin(np.ones(self.num_envs, bool), seeds)
         self._reset_seeds()
         self._reset_options()
         self.lives = infos["lives"]
@@ -221,6 +228,65 @@ class AtariVecEnv(VecEnv):
         self._revived[:] = False
         self.reset_infos = _infos(infos)
         return self.observations
+
+    def _begin(self, games: np.ndarray, seeds: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """
+        Begin new games.
+
+        :param games: whether to begin each game, ``[n_envs]``
+        :param seeds: of all games; -1: the generator goes on
+        """
+        self._game_seeds = np.where(games & (seeds >= 0), seeds, self._game_seeds)
+        self._n_games = np.where(games, np.where(seeds >= 0, 1, self._n_games + 1), self._n_games)
+        for game in np.flatnonzero(games):
+            self._played[game].clear()
+        observations, infos = self._ale.reset(seed=seeds[games], options={"reset_mask": games})
+        return observations, infos
+
+    def get_state(self) -> dict[str, Any]:
+        """
+        The games under way, for :meth:`set_state` of an environment with the same arguments. Since ale-py does not give
+        access to the emulators, it is how they got there: the seeds, how many games were begun, and the actions of the
+        present ones. Between two steps only.
+
+        :raises ValueError: if the games were not seeded, or have sticky actions
+        """
+        if self.sticky or (self._game_seeds < 0).any():
+            raise ValueError("the games' state is known only if they have seeds and no sticky actions")
+        return {
+            "origin": (self._game_seeds, self._n_games, [np.array(actions, np.uint8) for actions in self._played]),
+            "attributes": {name: np.copy(getattr(self, name)) for name in _COPIED},
+            "others": (self._seeds.copy(), self._options.copy(), self.t_start, self.reset_infos),
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """
+        Play the games of a state up to it.
+
+        :param state: what :meth:`get_state` returned
+        :raises ValueError: if the games end up in another state, because the environments have other arguments
+        """
+        seeds, n_games, played = state["origin"]
+        lengths, no_seeds = np.array(list(map(len, played))), np.full(self.num_envs, -1)
+        observations, _ = self._begin(np.ones(self.num_envs, bool), no_seeds)
+        # Games begin one after another, so that all get to their last action at the same time. Until then they are
+        # played for nothing: a seed makes them independent of what was before.
+        for remaining in range(lengths.max(), -1, -1):
+            begins = lengths == remaining
+            if begins.any():
+                observations, _ = self._begin(begins, seeds)
+                while (begins & (self._n_games < n_games)).any():
+                    observations, _ = self._begin(begins & (self._n_games < n_games), no_seeds)
+            if remaining:
+                actions = [of[-remaining] if len(of) >= remaining else 0 for of in played]
+                self._ale.send(np.array(actions, np.int64))
+                observations = self._ale.recv()[0]
+        if not np.array_equal(observations[:, -1], state["attributes"]["observations"][:, -1]):
+            raise ValueError("the games did not get to where they were: the environment has other arguments")
+        for name, value in state["attributes"].items():
+            setattr(self, name, value.copy())
+        self._played = [actions.tolist() for actions in played]
+        self._seeds, self._options, self.t_start, self.reset_infos = state["others"]
 
     def step_async(self, actions: np.ndarray) -> None:
         actions = np.asarray(actions, np.int64).reshape(self.num_envs)
@@ -230,6 +296,8 @@ class AtariVecEnv(VecEnv):
         if self._fire is not None and self._revived.any():
             actions = np.where(self._revived, self._fire, actions)
         self._ale.send(actions)
+        for played, action in zip(self._played, actions.tolist(), strict=True):
+            played.append(action)
         self._stepping = True
 
     def step_wait(self) -> VecEnvStepReturn:
@@ -259,7 +327,10 @@ class AtariVecEnv(VecEnv):
     def _end_games(self, over: np.ndarray, truncated: np.ndarray, infos: list[dict[str, Any]]) -> None:
         """Add the reports on finished games to the infos, and begin new games in their places."""
         seconds = round(time.time() - self.t_start, 6)
-        new_observations, ale_infos = self._ale.reset(options={"reset_mask": over})
+        # A new seed from time to time bounds the number of games that set_state has to begin.
+        is_due = (self._game_seeds >= 0) & (self._n_games >= GAMES_OF_A_SEED)
+        seeds = np.where(is_due, (self._game_seeds * 48271 + 11) % 2**31, -1)
+        new_observations, ale_infos = self._begin(over, seeds)
         new_infos = _infos(ale_infos)
         for game in np.flatnonzero(over):
             info = infos[game]

@@ -1,5 +1,6 @@
 """Atari games: the same as with the ALE and SB3's wrappers, and usable by SB3 as any environment."""
 
+import pickle
 import runpy
 import sys
 import warnings
@@ -463,3 +464,39 @@ def test_without_a_fitting_ale_py_the_extra_is_named(
     with pytest.raises(ImportError) as raised:
         runpy.run_path(vec_env.__file__)  # as its import would run it
     assert str(raised.value) == f'Atari games need ale-py 0.12.1 or later: pip install "sb3-acer[atari]"{end}'
+
+
+def test_games_continue_in_another_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Games of different lengths, of new seeds, after lost lives and at the first step of a game."""
+    monkeypatch.setattr(vec_env, "GAMES_OF_A_SEED", 3)
+    kwargs: dict[str, Any] = {"max_frames": 110, "screen_size": 36, "noop_max": 9}
+    first, second = AtariVecEnv("breakout", 3, seed=5, **kwargs), AtariVecEnv("breakout", 3, **kwargs)
+    first.reset()
+    lives = []
+    for n_steps in (0, 5, 60, 300, 1):
+        list(random_steps(first, n_steps))
+        lives.append(first.lives.tolist())
+        state = pickle.loads(pickle.dumps(first.get_state()))
+        second.set_state(state)
+        for ours, theirs in zip(random_steps(second, 90, 2), random_steps(first, 90, 2), strict=True):
+            for a, b in zip(ours[:3], theirs[:3], strict=True):
+                np.testing.assert_array_equal(a, b)
+            for mine, other in zip(ours[3], theirs[3], strict=True):
+                assert mine["episode_frame_number"] == other["episode_frame_number"]
+                assert mine.get("episode", {}).get("r") == other.get("episode", {}).get("r")
+    assert (first._n_games <= 3).all()
+
+
+def test_a_state_is_known_only_of_games_with_seeds_and_without_sticky_actions() -> None:
+    env = AtariVecEnv("pong", 1)
+    env.reset()
+    with pytest.raises(ValueError, match="only if they have seeds and no sticky actions"):
+        env.get_state()
+    sticky = AtariVecEnv("pong", 1, sticky=0.25, seed=3)
+    sticky.reset()
+    with pytest.raises(ValueError, match="only if they have seeds and no sticky actions"):
+        sticky.get_state()
+    seeded, other = AtariVecEnv("pong", 1, seed=3), AtariVecEnv("breakout", 1, seed=3)
+    seeded.reset()
+    with pytest.raises(ValueError, match="did not get to where they were: the environment has other arguments"):
+        other.set_state(seeded.get_state())
