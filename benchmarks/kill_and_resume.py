@@ -142,6 +142,7 @@ def train(case: str, folder: Path, checkpoints: bool) -> None:
     model.set_logger(Logger(None, [Rows(folder / "log.jsonl")]))
     evaluation = EvalCallback(eval_env, eval_freq=200, n_eval_episodes=1, deterministic=False, verbose=0, warn=False)
     where = folder / "checkpoints" if checkpoints else None
+    (folder / "learning").touch()
     model.learn(n_steps, evaluation, log_interval=5, checkpoint=where, checkpoint_freq=n_steps // 8)
     (folder / "end.tmp").write_text(json.dumps(digests(model, evaluation)))
     (folder / "end.tmp").rename(folder / "end.json")
@@ -192,14 +193,15 @@ def main(arguments: list[str]) -> int:
             if case not in expected:
                 folder = Path(temporary, f"whole_{run}")
                 folder.mkdir()
-                began = time.time()
                 os.waitpid(start(case, folder, checkpoints=False), 0)
-                durations[case] = time.time() - began
+                durations[case] = (folder / "end.json").stat().st_mtime - (folder / "learning").stat().st_mtime
                 expected[case] = end_of(folder)
             folder = Path(temporary, f"killed_{run}")
             folder.mkdir()
             child = start(case, folder)
-            time.sleep(rng.uniform(0.02, 0.9) * durations[case])
+            while not (folder / "learning").exists():
+                time.sleep(0.01)
+            time.sleep(rng.uniform(0, durations[case]))
             os.killpg(child, signal.SIGKILL)
             os.waitpid(child, 0)
             was_finished = (folder / "end.json").exists()

@@ -9,7 +9,10 @@ numbers, of MuJoCo the whole ``MjData``.
 
 import io
 import pickle
-from collections.abc import Callable, Iterable
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from multiprocessing import connection
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
@@ -118,6 +121,42 @@ def set_env_state(env: VecEnv, state: EnvState) -> None:
 
 def _reason(error: Exception) -> str:
     return str(error) if isinstance(error, EnvStateError) else f"{type(error).__name__}: {error}"
+
+
+@contextmanager
+def dead_workers_named(env: VecEnv) -> Iterator[None]:
+    """
+    If the process of an environment has ended, end the others too, so that the environment can be closed, and say which
+    one it was. A process that raises an exception prints its traceback itself.
+
+    :raises RuntimeError: in place of the EOFError or ConnectionError that is all that is seen of it otherwise
+    """
+    try:
+        yield
+    except (EOFError, ConnectionError) as error:
+        base = _vec_layers(env)[-1]
+        sentinels = [process.sentinel for process in getattr(base, "processes", [])]
+        ended = connection.wait(sentinels, timeout=5) if sentinels else []
+        if not ended:
+            raise
+        reasons = [_end_of(base.processes[index], index) for index, each in enumerate(sentinels) if each in ended]
+        for process in base.processes:
+            process.kill()
+        for process, remote in zip(base.processes, base.remotes, strict=True):
+            process.join()
+            remote.close()
+        base.closed = True  # close would wait for answers
+        raise RuntimeError("; ".join(reasons)) from error
+
+
+def _end_of(process: Any, index: int) -> str:
+    process.join()
+    code = process.exitcode
+    if code < 0:
+        return f"the process of environment {index} was killed by {signal.Signals(-code).name}"
+    return (
+        f"the process of environment {index} ended with exit code {code}: its traceback is printed above, if it has one"
+    )
 
 
 def _vec_layers(env: VecEnv) -> list[Any]:

@@ -3,10 +3,14 @@
 import inspect
 import pickle
 import random
+import signal
 import time
 import warnings
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any, TypeVar
 
 import cloudpickle
@@ -23,7 +27,13 @@ from sb3_acer.rollouts import RolloutAlgorithm
 from sb3_acer.storage import opened, read_state, replacing, write_state
 
 _AGENT, _BUFFER, _TRAINING = "agent.zip", "replay_buffer.npz", "training.npz"
-_OF_THE_CALL = ("model", "parent", "locals", "globals")  # attributes of a callback that a call of learn sets
+_OF_THE_CALL = (
+    "model",
+    "parent",
+    "locals",
+    "globals",
+    "stopped_by",
+)  # attributes of a callback that a call of learn sets
 _MAY_DIFFER = {"seed", "device", "verbose", "tensorboard_log"}  # arguments of a run that continues another
 _PLAIN = (bool, int, float, str, bytes, type(None), np.generic, np.random.Generator, np.random.RandomState)
 
@@ -278,6 +288,36 @@ class ResumableAlgorithm(RolloutAlgorithm):
         for name, values in resumed["logger"].items():
             getattr(self.logger, name).update(values)
         _set_random_states(resumed)
+
+
+class StopOnSignal(BaseCallback):
+    """
+    Ends training after the step under way when the program is told to end, by SIGTERM or Ctrl-C. A second signal ends
+    it at once.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stopped_by = 0  # number of the signal
+
+    def _on_step(self) -> bool:
+        return not self.stopped_by
+
+    def stop(self, signum: int, frame: FrameType | None) -> None:
+        """Signal handler."""
+        if self.stopped_by:
+            raise KeyboardInterrupt
+        self.stopped_by = signum
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Handle the signals; afterwards they are handled as before."""
+        handlers = {number: signal.signal(number, self.stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
 
 
 def _random_states() -> dict[str, Any]:

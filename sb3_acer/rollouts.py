@@ -16,6 +16,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_acer.buffer import NumpyObs, SequenceReplayBuffer
 from sb3_acer.checks import require
+from sb3_acer.env_state import dead_workers_named
 from sb3_acer.frames import find_frame_stack
 from sb3_acer.policies import ACERPolicy
 from sb3_acer.storage import FilePath, opened, replacing
@@ -137,7 +138,8 @@ class RolloutAlgorithm(OffPolicyAlgorithm):
     ) -> RolloutReturn:
         """Collect the rest of the rollout under way: a callback may have stopped the last call in its midst."""
         lacking = TrainFreq(train_freq.frequency - self.replay_buffer.step, train_freq.unit)
-        rollout = super().collect_rollouts(env, callback, lacking, replay_buffer, action_noise, learning_starts)
+        with dead_workers_named(env):
+            rollout = super().collect_rollouts(env, callback, lacking, replay_buffer, action_noise, learning_starts)
         if not rollout.continue_training:
             # The base class does not store the step at which the callback stopped, though the environment made it.
             step = callback.locals

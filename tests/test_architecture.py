@@ -28,8 +28,8 @@ ALGORITHM: dict[str, set[str]] = {
     "policies": {"checks", "distributions", "heads", "mlp", "recurrent", "parameters"},
     "buffer": {"checks", "frames", "ring", "storage"},
     "update": {"buffer", "distributions", "estimators", "policies"},
-    "rollouts": {"buffer", "checks", "frames", "policies", "storage"},
     "env_state": set(),
+    "rollouts": {"buffer", "checks", "env_state", "frames", "policies", "storage"},
     "checkpoint": {"storage"},
     "resuming": {"checkpoint", "checks", "env_state", "rollouts", "storage"},
     "acer": {

@@ -2,16 +2,13 @@
 
 import argparse
 import json
-import signal
 import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch as th
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger, make_output_format
 from stable_baselines3.common.monitor import ResultsWriter
 from stable_baselines3.common.utils import safe_mean
@@ -19,84 +16,40 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_acer import ACER
 from sb3_acer.atari.vec_env import make_atari_vec_env
+from sb3_acer.checkpoint import find_checkpoint
+from sb3_acer.resuming import StopOnSignal
 from sb3_acer.storage import replacing
 
 POLICIES = {"cnn": "CnnPolicy", "lstm": "CnnLstmPolicy", "lnlstm": "CnnLnLstmPolicy"}
 SETTINGS = "run-atari.json"
 
 
-class Run(BaseCallback):
+class Run(StopOnSignal):
     """
-    Writes the scores of finished games, saves checkpoints, and ends training on a signal.
+    Writes the scores of finished games, and ends training on a signal.
 
     :param folder: output folder
-    :param save_freq: steps between checkpoints
     :param t_start: time at which the environment was made, seconds since the epoch
     """
 
-    model: ACER
-
-    def __init__(self, folder: Path, save_freq: int, t_start: float) -> None:
+    def __init__(self, folder: Path, t_start: float) -> None:
         super().__init__()
         self.folder = folder
-        self.save_freq = save_freq
         self.t_start = t_start
-        self.stopped = 0  # number of the signal that was received
-
-    def stop(self, signum: int, frame: FrameType | None) -> None:
-        """Signal handler: the first signal ends training after the next step, a second one at once."""
-        if self.stopped:
-            raise KeyboardInterrupt
-        self.stopped = signum
 
     def _on_training_start(self) -> None:
-        self.next_save = self.num_timesteps + self.save_freq
         # A file for each part of a resumed run, since the times in a file count from one start.
         name = str(self.folder / f"{self.num_timesteps}")
         self.scores = ResultsWriter(name, {"t_start": self.t_start}, extra_keys=("steps",))
-
-    def _on_rollout_start(self) -> None:
-        if self.num_timesteps >= self.next_save:
-            self.next_save += self.save_freq
-            save_checkpoint(self.model, self.folder)
 
     def _on_step(self) -> bool:
         for info in self.locals["infos"]:
             if "episode" in info:
                 self.scores.write_row({**info["episode"], "steps": self.num_timesteps})
-        return not self.stopped
+        return super()._on_step()
 
     def _on_training_end(self) -> None:
         self.scores.close()
-
-
-def save_checkpoint(model: ACER, folder: Path) -> None:
-    """
-    Save an agent and its replay buffer, under the names that SB3's CheckpointCallback uses. Only the newest checkpoint
-    keeps its buffer. A complete checkpoint exists at any time, even if the program is killed while this runs.
-
-    :param model: the agent
-    :param folder: output folder
-    """
-    buffer, agent = _checkpoint(folder, model.num_timesteps)
-    model.save_replay_buffer(buffer)
-    model.save(agent)
-    for old in folder.glob(f"{_checkpoint(folder, '*')[0].name}*"):  # with what a killed run left unfinished
-        if old != buffer:
-            old.unlink()
-
-
-def find_checkpoint(folder: Path) -> tuple[Path, Path] | None:
-    """
-    :param folder: output folder of a run
-    :return: paths of the newest checkpoint's replay buffer and agent, None if there is no checkpoint
-    """
-    steps = [int(path.stem.split("_")[1]) for path in folder.glob(_checkpoint(folder, "*")[1].name)]
-    return next((pair for pair in (_checkpoint(folder, n) for n in sorted(steps)[::-1]) if pair[0].exists()), None)
-
-
-def _checkpoint(folder: Path, steps: int | str) -> tuple[Path, Path]:
-    return folder / f"acer_replay_buffer_{steps}_steps.pkl", folder / f"acer_{steps}_steps.zip"
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -154,28 +107,21 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, Path]:
     return parser.parse_args(arguments), folder
 
 
-def make_agent(options: argparse.Namespace, folder: Path, env: VecEnv) -> ACER:
+def make_agent(options: argparse.Namespace, env: VecEnv) -> ACER:
     """
-    :return: a new agent, or with ``--resume`` that of the newest checkpoint in the folder, with its replay buffer
+    :return: a new agent. ``learn`` turns it into that of a checkpoint
     """
-    checkpoint = find_checkpoint(folder) if options.resume else None
-    if checkpoint is None:
-        settings = tuned() if options.tuned else {}
-        return ACER(
-            POLICIES[options.policy],
-            env,
-            lr_schedule=options.lr_schedule,
-            buffer_size=options.buffer_size,
-            seed=options.seed,
-            device=options.device,
-            verbose=1,
-            **{name: value for name, value in settings.items() if not hasattr(options, name)},
-        )
-    buffer, agent = checkpoint
-    model = ACER.load(agent, env, device=options.device)
-    model.load_replay_buffer(buffer)
-    env.seed(options.seed + model.num_timesteps)  # not the same games as at the start
-    return model
+    settings = tuned() if options.tuned else {}
+    return ACER(
+        POLICIES[options.policy],
+        env,
+        lr_schedule=options.lr_schedule,
+        buffer_size=options.buffer_size,
+        seed=options.seed,
+        device=options.device,
+        verbose=1,
+        **{name: value for name, value in settings.items() if not hasattr(options, name)},
+    )
 
 
 def main(arguments: list[str]) -> None:
@@ -188,27 +134,29 @@ def main(arguments: list[str]) -> None:
     except ValueError as error:
         sys.exit(f"sb3-acer run-atari: {error}")
     folder.mkdir(parents=True, exist_ok=True)
-    model = make_agent(options, folder, env)
+    model = make_agent(options, env)
     kept = {name: value for name, value in vars(options).items() if name not in ("resume", "logdir")}
     with replacing(folder / SETTINGS, "json") as file:
         file.write(json.dumps(kept).encode())
-    done, start = model.num_timesteps, time.perf_counter()
+    checkpoint = find_checkpoint(folder)
+    done, start = checkpoint.manifest["num_timesteps"] if checkpoint else 0, time.perf_counter()
     formats = ["stdout", "csv", *(["tensorboard"] if find_spec("tensorboard") else [])]
     suffix = f"_{done}" if options.resume else ""  # keeps the logs of the earlier parts
     model.set_logger(Logger(str(folder), [make_output_format(name, str(folder), suffix) for name in formats]))
-    run = Run(folder, options.save_freq, env.t_start)
-    handlers = {number: signal.signal(number, run.stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        model.learn(options.num_timesteps - done, run, options.log_interval, reset_num_timesteps=False)
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+    run = Run(folder, env.t_start)
+    with run.listening():
+        model.learn(
+            options.num_timesteps,
+            run,
+            options.log_interval,
+            checkpoint=folder,
+            checkpoint_freq=options.save_freq,
+        )
     rate = (model.num_timesteps - done) / (time.perf_counter() - start)
-    save_checkpoint(model, folder)
     model.save(folder / "agent.zip")
     env.close()
     scores = [episode["r"] for episode in model.ep_info_buffer or []]
     print(f"{model.num_timesteps} steps, {rate:.0f} a second; mean score of the last {len(scores)} games: ", end="")
     print(f"{safe_mean(scores):.2f}\nAgent: {folder / 'agent.zip'}")
-    if run.stopped:
-        sys.exit(128 + run.stopped)
+    if run.stopped_by:
+        sys.exit(128 + run.stopped_by)

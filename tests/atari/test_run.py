@@ -16,7 +16,7 @@ from sb3_acer import ACER
 from sb3_acer.__main__ import main as command_line
 from sb3_acer.atari import AtariVecEnv, make_atari_vec_env
 from sb3_acer.atari import run as run_module
-from sb3_acer.atari.run import find_checkpoint, main, make_parser, save_checkpoint
+from sb3_acer.atari.run import main, make_parser
 from sb3_acer.hyperparams import hyperparams
 
 pytestmark = pytest.mark.filterwarnings("ignore:replay will never start")
@@ -53,8 +53,8 @@ def resume(folder: Path, *arguments: str) -> None:
     main(["--resume", "--logdir", str(folder), *arguments])
 
 
-def agents(folder: Path) -> set[int]:
-    return {int(path.stem.split("_")[1]) for path in folder.glob("acer_*_steps.zip")}
+def checkpoints(folder: Path) -> set[int]:
+    return {int(path.name.split("_")[2]) for path in folder.glob("checkpoint_*_steps")}
 
 
 def test_the_defaults_are_those_of_stable_baselines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -100,8 +100,7 @@ def test_a_run_leaves_logs_scores_checkpoints_and_an_agent(
     agent = ACER.load(tmp_path / "agent.zip", device="cpu")
     assert type(agent.policy).__name__ == name
     assert (agent.num_timesteps, agent.n_envs, agent.lr_schedule_name, agent.seed) == (160, 2, "linear", 3)
-    assert agents(tmp_path) == {80, 160}  # the last one at the end
-    assert [path.name for path in tmp_path.glob("*.pkl")] == ["acer_replay_buffer_160_steps.pkl"]
+    assert checkpoints(tmp_path) == {80, 160}  # the last one at the end
     scores = load_results(str(tmp_path))
     assert list(scores["steps"]) == [50, 50, 100, 100, 150, 150]  # 100 frames: 25 steps of two games
     assert set(scores["l"]) <= set(range(101, 131))
@@ -120,8 +119,7 @@ def test_a_run_goes_on_from_its_last_checkpoint(tmp_path: Path, seeds: list[int]
     assert seeds[-1] == 163  # not the same games as at the start
     agent = ACER.load(tmp_path / "agent.zip", device="cpu")
     assert (agent.num_timesteps, agent.seed) == (320, 3)
-    assert agents(tmp_path) == {80, 160, 240, 320}
-    assert [path.name for path in tmp_path.glob("*.pkl")] == ["acer_replay_buffer_320_steps.pkl"]
+    assert checkpoints(tmp_path) == {240, 320}  # the newest two
     scores = load_results(str(tmp_path))
     assert len(scores) == 12
     assert scores["steps"].is_monotonic_increasing
@@ -146,34 +144,34 @@ def test_a_signal_ends_a_run_that_can_be_continued(
         run(tmp_path)
     assert exited.value.code == 128 + number
     assert signal.getsignal(number) is handler
-    assert max(agents(tmp_path)) == 130
+    assert max(checkpoints(tmp_path)) == 130
     resume(tmp_path)
     assert ACER.load(tmp_path / "agent.zip", device="cpu").num_timesteps == 160  # the rollout is completed
 
 
-def test_a_checkpoint_is_there_at_any_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Even if the program is killed while it writes the next one."""
-    assert find_checkpoint(tmp_path) is None
-    model = ACER("MlpPolicy", "CartPole-v1", buffer_size=40, device="cpu").learn(40)
-    save_checkpoint(model, tmp_path)
-    first = find_checkpoint(tmp_path)
-    assert first == (tmp_path / "acer_replay_buffer_40_steps.pkl", tmp_path / "acer_40_steps.zip")
-    model.learn(40, reset_num_timesteps=False)
+def test_a_run_that_was_stopped_ends_as_one_that_was_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def games(env_id: str, n_envs: int, seed: int) -> AtariVecEnv:
+        return make_atari_vec_env(env_id, n_envs, seed, max_frames=100, screen_size=36, num_threads=1)
 
-    def killed(*args: Any) -> None:
-        raise RuntimeError("killed")
+    on_step = run_module.Run._on_step
 
-    for owner, name in ((model, "save_replay_buffer"), (model, "save"), (os, "replace")):
-        with monkeypatch.context() as patch:
-            patch.setattr(owner, name, killed)
-            with pytest.raises(RuntimeError, match="killed"):
-                save_checkpoint(model, tmp_path)
-        assert find_checkpoint(tmp_path) == first
-    save_checkpoint(model, tmp_path)
-    found = find_checkpoint(tmp_path)
-    assert found is not None
-    assert found[1].name == "acer_80_steps.zip"
-    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".pkl", ".zip", ".zip"]
+    def interrupted(callback: run_module.Run) -> bool:
+        if callback.num_timesteps == 110:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return on_step(callback)
+
+    monkeypatch.undo()  # real seeds
+    monkeypatch.setattr(run_module, "make_atari_vec_env", games)
+    run(tmp_path / "whole", "--policy", "lstm")
+    monkeypatch.setattr(run_module.Run, "_on_step", interrupted)
+    with pytest.raises(SystemExit):
+        run(tmp_path / "parts", "--policy", "lstm")
+    monkeypatch.setattr(run_module.Run, "_on_step", on_step)
+    resume(tmp_path / "parts")
+    whole, parts = (ACER.load(tmp_path / name / "agent.zip", device="cpu") for name in ("whole", "parts"))
+    assert parts.num_timesteps == whole.num_timesteps == 160
+    for name, value in whole.average_policy.state_dict().items():
+        th.testing.assert_close(parts.average_policy.state_dict()[name], value, rtol=0, atol=0)
 
 
 def test_what_cannot_be_run_ends_with_one_line(tmp_path: Path) -> None:
