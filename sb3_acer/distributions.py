@@ -495,8 +495,13 @@ class DiagonalGaussian(Family):
 
     def sample(self, stats: th.Tensor, uniforms: th.Tensor) -> th.Tensor:
         mean, std = stats.chunk(2, -1)
-        normals = th.special.ndtri(uniforms.clamp(min=th.finfo(uniforms.dtype).tiny))  # at 0 it would be infinite
-        actions: th.Tensor = mean + std * normals.to(mean.dtype)
+        actions: th.Tensor = mean + std * _normals(uniforms).to(mean.dtype)
+        return actions
+
+    def act(self, stats: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
+        # numpy takes a third of torch's time for so few numbers.
+        mean, std = stats[:, : self.n_components], stats[:, self.n_components :]
+        actions: np.ndarray = mean + std * _normals(th.from_numpy(uniforms)).numpy().astype(mean.dtype)
         return actions
 
     def mode(self, stats: th.Tensor) -> th.Tensor:
@@ -522,6 +527,12 @@ class DiagonalGaussian(Family):
     def distribution(self, stats: th.Tensor) -> Distribution:
         mean, std = stats.chunk(2, -1)
         return DiagGaussianDistribution(self.n_components).proba_distribution(mean, std.log())
+
+
+def _normals(uniforms: th.Tensor) -> th.Tensor:
+    """Standard normal numbers from uniform ones, by inversion. At 0 it would be infinite."""
+    normals: th.Tensor = th.special.ndtri(uniforms.clamp(min=th.finfo(uniforms.dtype).tiny))
+    return normals
 
 
 def make_family(action_space: spaces.Space[Any], learn_log_std: bool = True) -> Family:

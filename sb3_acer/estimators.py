@@ -141,8 +141,8 @@ def trust_region(g: th.Tensor, k: th.Tensor, delta: float) -> th.Tensor:
     :param delta: bound on the linearised change of the divergence, >= 0
     :return: z, ``[T, B, P]``; equal to g where g satisfies the constraint
     """
-    excess = (th.linalg.vecdot(k, g) - delta).clamp(min=0)
-    squared_norm = th.linalg.vecdot(k, k).clamp(min=th.finfo(k.dtype).tiny)  # k = 0 has no excess: 0 / tiny
+    excess = ((k * g).sum(-1) - delta).clamp(min=0)
+    squared_norm = (k * k).sum(-1).clamp(min=th.finfo(k.dtype).tiny)  # k = 0 has no excess: 0 / tiny
     scale: th.Tensor = excess / squared_norm
     return th.addcmul(g, scale.unsqueeze(-1), k, value=-1)
 

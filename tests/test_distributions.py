@@ -741,3 +741,58 @@ def test_truncation_plus_correction_is_unbiased(space: Space, c: float, rng: np.
     assert (ratio > 2).any()
     if c <= 0.5:  # without the correction the estimate is biased
         assert (deviation(weight, 0 * weights) > 8).any()
+
+
+@every_space
+def test_actions_go_to_the_environment_and_back(space: Space) -> None:
+    family = make_family(space)
+    space.seed(0)
+    actions = np.stack([space.sample() for _ in range(20)])
+    np.testing.assert_allclose(family.to_env(family.from_env(actions)), actions, rtol=1e-6)  # float32 in between
+    np.testing.assert_array_equal(family.from_env(actions[0]), family.from_env(actions)[:1])
+    assert th.from_numpy(family.from_env(actions)).dtype == family.action_dtype
+    with pytest.raises(ValueError, match="actions must be of"):
+        family.from_env(np.zeros((2, 2, 2, 2, 2)))
+
+
+@every_categorical
+def test_what_is_between_two_actions_is_no_action(space: Space) -> None:
+    space.seed(0)
+    with pytest.raises(ValueError, match="actions must be of"):
+        make_family(space).from_env(np.asarray(space.sample()) + 0.5)
+
+
+@every_space
+def test_action_probabilities_have_the_form_of_stable_baselines(space: Space, rng: np.random.Generator) -> None:
+    stats = random_stats(space, rng, 6)
+    found = make_family(space).action_probability(stats.numpy())
+    if isinstance(space, spaces.Box):
+        assert all(part.shape == (6, *space.shape) for part in found)
+        found = np.concatenate([part.reshape(6, -1) for part in found], -1)
+        np.testing.assert_array_equal(found, stats)
+    elif isinstance(space, spaces.MultiDiscrete):
+        for ours, factor in zip(found, factors(space, stats), strict=True):
+            np.testing.assert_array_equal(ours, factor)
+    else:
+        np.testing.assert_array_equal(found, stats[:, 1::2] if isinstance(space, spaces.MultiBinary) else stats)
+
+
+@every_space
+def test_scores_are_those_of_single_states_whatever_the_leading_axes(space: Space, rng: np.random.Generator) -> None:
+    stats = random_stats(space, rng, 6)
+    family = make_family(space)
+    actions = family.sample(stats.unsqueeze(1), th.from_numpy(rng.random((6, 4, family.n_components))))
+    weights = normal(rng, 6, 4)
+    for score in (family.score, lambda *arguments: Family.score(family, *arguments)):
+        together = score(stats, actions, weights)
+        for row in range(6):
+            close(together[row], score(stats[row], actions[row], weights[row]))
+
+
+@every_space
+def test_arrays_are_sampled_as_tensors_are(space: Space, rng: np.random.Generator) -> None:
+    stats = random_stats(space, rng, 50)
+    family = make_family(space)
+    uniforms = rng.random((50, family.n_components))
+    expected = family.sample(stats, th.from_numpy(uniforms))
+    np.testing.assert_allclose(family.act(stats.numpy(), uniforms), expected, rtol=1e-12)

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
@@ -217,16 +216,6 @@ def test_full_tensorboard_log_shows_images(n_channels: int) -> None:
     assert [image.step for image in images] == [5, 10]
     assert (images[0].height, images[0].width) == (40, 36)
     assert "histograms/observations" not in events.Tags()["histograms"]
-
-
-@every_action
-def test_actions_go_to_the_environment_and_back(space: spaces.Space[Any]) -> None:
-    family = make(space).policy.family
-    space.seed(0)
-    actions = np.stack([space.sample() for _ in range(20)])
-    np.testing.assert_array_equal(family.to_env(family.from_env(actions)), actions)
-    np.testing.assert_array_equal(family.from_env(actions[0]), family.from_env(actions)[:1])
-    assert th.from_numpy(family.from_env(actions)).dtype == family.action_dtype
 
 
 class Listen(BaseCallback):
