@@ -1,6 +1,7 @@
 """Acting and storing: SB3's off-policy loop, with the distributions and the recurrent states that acted."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any, NamedTuple
 
@@ -14,9 +15,10 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Rollout
 from stable_baselines3.common.utils import check_for_correct_spaces, obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_acer.buffer import NumpyObs, SequenceReplayBuffer
+from sb3_acer.buffer import SequenceReplayBuffer
 from sb3_acer.checks import require
 from sb3_acer.env_state import dead_workers_named
+from sb3_acer.finite import FiniteVecEnv, kept_if_refused
 from sb3_acer.frames import find_frame_stack
 from sb3_acer.policies import ACERPolicy
 from sb3_acer.storage import FilePath, opened, replacing
@@ -45,6 +47,8 @@ class RolloutAlgorithm(OffPolicyAlgorithm):
     _rngs: Generators
     _states: np.ndarray
     """recurrent states of the environments, ``[n_envs, W]``"""
+    _finite_env: FiniteVecEnv
+    """the environment that rollouts are made with"""
     _observes_normalized: bool
     """whether VecNormalize makes the policy's observations itself"""
 
@@ -61,6 +65,9 @@ class RolloutAlgorithm(OffPolicyAlgorithm):
             if self.replay_buffer is not None:
                 self.replay_buffer = self.replay_buffer.with_envs(self.n_envs)
         super().set_env(env, force_reset)
+
+    def _excluded_save_params(self) -> list[str]:
+        return [*super()._excluded_save_params(), "_finite_env"]
 
     def save(self, path: FilePath, exclude: Iterable[str] | None = None, include: Iterable[str] | None = None) -> None:
         """
@@ -117,13 +124,16 @@ class RolloutAlgorithm(OffPolicyAlgorithm):
         self.replay_buffer.expect_frame_stack(find_frame_stack(self.env))
         normalize = self._vec_normalize_env
         self._observes_normalized = normalize is not None and normalize.observation_space == self.observation_space
+        self._finite_env = FiniteVecEnv(self.env, lambda: self.num_timesteps)
         resets = reset_num_timesteps or self._last_obs is None
-        prepared = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
+        with self._reset_next_after_an_error(), kept_if_refused(normalize):
+            prepared = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
+            if resets:
+                self._finite_env.check(self._last_obs, self.num_timesteps)
         if resets:
             self.replay_buffer.end_episodes()
             self._states = self.policy.initial_states(self.n_envs)
             self._episode_starts = np.ones(self.n_envs, bool)
-            self._require_finite("observation", self._last_obs)
         return prepared
 
     def collect_rollouts(
@@ -138,8 +148,10 @@ class RolloutAlgorithm(OffPolicyAlgorithm):
     ) -> RolloutReturn:
         """Collect the rest of the rollout under way: a callback may have stopped the last call in its midst."""
         lacking = TrainFreq(train_freq.frequency - self.replay_buffer.step, train_freq.unit)
-        with dead_workers_named(env):
-            rollout = super().collect_rollouts(env, callback, lacking, replay_buffer, action_noise, learning_starts)
+        with self._reset_next_after_an_error(), dead_workers_named(env):
+            rollout = super().collect_rollouts(
+                self._finite_env, callback, lacking, replay_buffer, action_noise, learning_starts
+            )
         if not rollout.continue_training:
             # The base class does not store the step at which the callback stopped, though the environment made it.
             step = callback.locals
@@ -153,6 +165,15 @@ class RolloutAlgorithm(OffPolicyAlgorithm):
                 callback.on_rollout_end()
                 self.train(self.gradient_steps, self.batch_size)
         return rollout
+
+    @contextmanager
+    def _reset_next_after_an_error(self) -> Iterator[None]:
+        """The environments may have made a step that is not stored. So the next `learn` resets them."""
+        try:
+            yield
+        except BaseException:
+            self._last_obs = None
+            raise
 
     def _sample_action(
         self, learning_starts: int, action_noise: ActionNoise | None = None, n_envs: int = 1
@@ -193,8 +214,6 @@ class RolloutAlgorithm(OffPolicyAlgorithm):
                 if final is not None:
                     final = final if observed is None else observed.unnormalize_obs(final)
                     _set_row(next_obs, int(env), final)
-        self._require_finite("reward", reward)
-        self._require_finite("observation", next_obs)
         assert obs is not None
         self.replay_buffer.add(
             obs, next_obs, buffer_action, reward, dones, infos, behaviour=self._behaviour, states=self._states
@@ -203,16 +222,6 @@ class RolloutAlgorithm(OffPolicyAlgorithm):
         # A new array: a view of the policy's output would keep the memory of all earlier steps alive.
         self._states = np.where(dones[:, None], np.float32(0), self._states_after)
         self._episode_starts = dones
-
-    def _require_finite(self, name: str, values: NumpyObs | None) -> None:
-        """Reject NaN and infinite values. The next `learn` resets the environments."""
-        for part in values.values() if isinstance(values, dict) else (values,):
-            if part is not None and part.dtype.kind == "f" and not np.isfinite(part).all():
-                self._last_obs = None
-                env = int(np.argwhere(~np.isfinite(part))[0, 0])
-                raise ValueError(
-                    f"{name} must be finite, got {part[env]} from environment {env} at step {self.num_timesteps}"
-                )
 
 
 def _set_row(observations: Any, env: int, row: Any) -> None:

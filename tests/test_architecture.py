@@ -19,6 +19,7 @@ ALGORITHM: dict[str, set[str]] = {
     "parameters": set(),
     "schedules": {"checks"},
     "recurrent": set(),
+    "finite": set(),
     "frames": set(),
     "columns": {"frames"},
     "ring": {"columns", "frames"},
@@ -29,7 +30,7 @@ ALGORITHM: dict[str, set[str]] = {
     "buffer": {"checks", "frames", "ring", "storage"},
     "update": {"buffer", "distributions", "estimators", "policies"},
     "env_state": set(),
-    "rollouts": {"buffer", "checks", "env_state", "frames", "policies", "storage"},
+    "rollouts": {"buffer", "checks", "env_state", "finite", "frames", "policies", "storage"},
     "checkpoint": {"storage"},
     "resuming": {"checkpoint", "checks", "env_state", "rollouts", "storage"},
     "acer": {

@@ -1,0 +1,104 @@
+"""What environments return is checked before anything learns from it, callbacks and VecNormalize included."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from stable_baselines3.common.running_mean_std import RunningMeanStd
+from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecNormalize, unwrap_vec_normalize
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
+
+LARGEST = 1e15
+"""
+Bound on the absolute values of rewards and observations. Training squares returns, and gradients that are proportional
+to them, in float32, which ends at 3.4e38; squares of 1e15 leave a factor of 1e8 for sums over steps and parameters.
+"""
+
+
+class FiniteVecEnv(VecEnvWrapper):
+    """
+    Refuses NaN, infinite and far too large values. A step that is refused has no effect on VecNormalize's statistics,
+    so nothing lies between VecNormalize and what it wraps, and other programs find both as the user made them.
+
+    :param venv: the environment
+    :param count_steps: returns the number of steps taken before, of all environments together
+    """
+
+    def __init__(self, venv: VecEnv, count_steps: Callable[[], int]) -> None:
+        super().__init__(venv)
+        self._count_steps = count_steps
+        self._normalize = unwrap_vec_normalize(venv)
+
+    def reset(self) -> VecEnvObs:
+        with kept_if_refused(self._normalize):
+            observations = self.venv.reset()
+            self.check(observations, self._count_steps())
+        return observations
+
+    def step_wait(self) -> VecEnvStepReturn:
+        with kept_if_refused(self._normalize):
+            observations, rewards, dones, infos = self.venv.step_wait()
+            step = self._count_steps() + self.num_envs
+            self.check(observations, step)
+            # First what VecNormalize got: its own rewards are NaN for all environments if one of them is.
+            for values in (*([] if self._normalize is None else [self._normalize.old_reward]), rewards):
+                _require_finite("reward", np.asarray(values, np.float64), step)
+            for env in np.flatnonzero(dones):
+                final = infos[env].get("terminal_observation")
+                if final is not None:
+                    _require_finite("observation", final, step, int(env))
+        return observations, rewards, dones, infos
+
+    def check(self, observations: Any, step: int) -> None:
+        """
+        :param observations: what the environment returned last
+        :param step: the step it is of, for the message
+        :raises ValueError: if they, or those that VecNormalize got, are not finite or too large
+        """
+        if self._normalize is not None:
+            _require_finite("observation", self._normalize.old_obs, step)
+        _require_finite("observation", observations, step)
+
+
+@contextmanager
+def kept_if_refused(normalize: VecNormalize | None) -> Iterator[None]:
+    """
+    VecNormalize is as it was before, statistics and last observations, if an error is raised within.
+
+    :param normalize: None if there is none
+    """
+    # A step gives the attributes new arrays and does not write into the old ones.
+    before = [(part, dict(vars(part))) for part in _parts(normalize)]
+    try:
+        yield
+    except BaseException:
+        for part, values in before:
+            vars(part).update(values)
+        raise
+
+
+def _parts(normalize: VecNormalize | None) -> list[VecNormalize | RunningMeanStd]:
+    if normalize is None:
+        return []
+    statistics: Any = getattr(normalize, "obs_rms", {})  # missing without norm_obs
+    statistics = list(statistics.values()) if isinstance(statistics, dict) else [statistics]
+    return [normalize, normalize.ret_rms, *statistics]
+
+
+def _require_finite(name: str, values: Any, step: int, env: int | None = None) -> None:
+    """
+    :param values: ``[n_envs, ...]``, or the values of environment ``env`` alone; or a dict of such by keys
+    """
+    for key, part in values.items() if isinstance(values, dict) else (("", values),):
+        part = np.asarray(part)
+        if part.dtype.kind != "f" or not part.size or np.abs(part).max() <= LARGEST:  # NaN is not
+            continue
+        wrong = ~(np.abs(part) <= LARGEST)
+        if env is None:
+            env = int(np.argwhere(wrong)[0, 0])
+            part = part[env]
+        kind = f"{name} {key!r}" if key else name
+        rule = f"at most {LARGEST:g} in absolute value, since training squares it in float32"
+        rule = rule if np.isfinite(part).all() else "finite"
+        raise ValueError(f"{kind} must be {rule}, got {part} from environment {env} at step {step}")

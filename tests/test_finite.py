@@ -1,0 +1,196 @@
+"""What is NaN, infinite or far too large is refused at its step, with its environment, and leaves no trace."""
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.callbacks import EvalCallback
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecFrameStack, VecMonitor, VecNormalize
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvWrapper
+
+from sb3_acer import ACER
+from sb3_acer.finite import LARGEST, FiniteVecEnv
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # those of numpy in VecNormalize
+N_ENVS, LENGTH = 3, 7
+
+
+class Spoiled(gym.Env[Any, Any]):
+    """Episodes of seven steps. Once, at a given step, or in the first observation of a given episode, a bad value."""
+
+    def __init__(self, as_dict: bool = False) -> None:
+        box = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+        self.observation_space = spaces.Dict({"a": box, "b": box}) if as_dict else box
+        self.action_space = spaces.Discrete(2)
+        self.as_dict = as_dict
+        self.n_steps = self.n_episodes = 0
+        self.spoil: dict[str, Any] = {}  # what: reward, observation or first; at: step or episode; value
+
+    def observe(self, value: float | None = None) -> Any:
+        seen = np.array([self.n_steps % LENGTH, 1 if value is None else value], np.float32)
+        return {"a": np.ones(2, np.float32), "b": seen} if self.as_dict else seen
+
+    def bad(self, what: str, at: int) -> float | None:
+        return self.spoil["value"] if (what, at) == (self.spoil.get("what"), self.spoil.get("at")) else None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.n_episodes += 1
+        return self.observe(self.bad("first", self.n_episodes)), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.n_steps += 1
+        reward = self.bad("reward", self.n_steps)
+        observation = self.observe(self.bad("observation", self.n_steps))
+        return observation, 1.0 if reward is None else reward, self.n_steps % LENGTH == 0, False, {}
+
+
+WRAPPERS: dict[str, Callable[[VecEnv], VecEnv]] = {
+    "none": lambda env: env,
+    "VecMonitor": VecMonitor,
+    "VecNormalize": VecNormalize,
+    "VecNormalize of rewards": lambda env: VecNormalize(env, norm_obs=False),
+    "VecFrameStack of VecNormalize": lambda env: VecFrameStack(VecNormalize(env), 2),
+    "VecNormalize of VecFrameStack": lambda env: VecNormalize(VecFrameStack(env, 2)),
+}
+
+
+def make(wrapper: Callable[[VecEnv], VecEnv], as_dict: bool = False) -> tuple[ACER, list[Spoiled]]:
+    games = [Spoiled(as_dict) for _ in range(N_ENVS)]
+    env = wrapper(DummyVecEnv([lambda game=game: game for game in games]))  # type: ignore[misc]
+    policy = "MultiInputPolicy" if as_dict else "MlpPolicy"
+    return ACER(policy, env, n_steps=5, buffer_size=30, replay_start=5, seed=0, device="cpu"), games
+
+
+def statistics(model: ACER) -> list[Any]:
+    normalize = model.get_vec_normalize_env()
+    if normalize is None:
+        return []
+    found: Any = getattr(normalize, "obs_rms", {})
+    parts = [*(found.values() if isinstance(found, dict) else [found]), normalize.ret_rms]
+    return deepcopy([[part.mean, part.var, part.count] for part in parts])
+
+
+def assert_equal(got: list[Any], expected: list[Any]) -> None:
+    for ours, theirs in zip(got, expected, strict=True):
+        assert all(np.array_equal(*parts) for parts in zip(ours, theirs, strict=True))
+
+
+def assert_trains_on(model: ACER) -> None:
+    """More often than a bad step of the buffer could hide."""
+    for _ in range(12):
+        model.learn(15, reset_num_timesteps=False)
+    assert all(parameter.isfinite().all() for parameter in model.policy.parameters())
+    observations = model.replay_buffer.sample(100).observations
+    for rows in observations.values() if isinstance(observations, dict) else [observations]:
+        assert (rows.abs() <= LARGEST).all()
+    assert all(np.isfinite(part).all() for each in statistics(model) for part in each)
+
+
+# each wrapper, each kind of observation and each value with each place, in turns
+CASES = [
+    *((wrapper, False, value) for wrapper in WRAPPERS for value in (np.nan, 1e38)),
+    *((wrapper, True, value) for wrapper in ("none", "VecNormalize") for value in (-np.inf, -2e15)),
+]
+
+
+@pytest.mark.parametrize(("what", "at"), [("observation", 9), ("reward", 8), ("first", 3), ("first", 1)])
+@pytest.mark.parametrize(("wrapper", "as_dict", "value"), CASES)
+def test_a_bad_value_is_named_with_its_environment_and_step_and_leaves_no_trace(
+    wrapper: str, as_dict: bool, value: float, what: str, at: int
+) -> None:
+    model, games = make(WRAPPERS[wrapper], as_dict)
+    games[1].spoil = {"what": what, "at": at, "value": value}
+    seen: list[list[Any]] = [statistics(model)]
+
+    def watch(*_: Any) -> bool:
+        seen.append(statistics(model))
+        return True
+
+    n_steps = (at - 1) * LENGTH if what == "first" else at  # an episode begins with what follows the last step
+    rule = "at most 1e[+]15 in absolute value" if np.isfinite(value) else "finite"
+    name = "reward" if what == "reward" else "observation 'b'" if as_dict else "observation"
+    with pytest.raises(ValueError, match=rf"^{name} must be {rule}.* from environment 1 at step {n_steps * N_ENVS}$"):
+        model.learn(300, callback=watch)
+    assert model.num_timesteps == max(n_steps - 1, 0) * N_ENVS
+    assert_equal(statistics(model), seen[-1])
+    games[1].spoil = {}
+    assert_trains_on(model)
+
+
+@pytest.mark.parametrize("wrapper", [VecNormalize, WRAPPERS["none"]], ids=["normalised", "as they are"])
+def test_a_final_observation_is_checked_too(wrapper: Callable[[VecEnv], VecEnv]) -> None:
+    model, games = make(wrapper)
+    games[2].spoil = {"what": "observation", "at": 2 * LENGTH, "value": np.nan}
+    with pytest.raises(ValueError, match=rf"observation must be finite, got \[.*nan\] from environment 2 at step {42}"):
+        model.learn(300)
+    assert_trains_on(model)
+
+
+def test_the_largest_values_are_trained_on() -> None:
+    for what in ("reward", "observation", "first"):
+        model, games = make(WRAPPERS["none"])
+        for at, game in enumerate(games, 2):
+            game.spoil = {"what": what, "at": at, "value": -LARGEST}
+        assert_trains_on(model.learn(60))
+
+
+def test_rewards_that_are_no_floats_are_checked_too() -> None:
+    class Integers(VecEnvWrapper):
+        def reset(self) -> Any:
+            return self.venv.reset()
+
+        def step_wait(self) -> Any:
+            observations, _, dones, infos = self.venv.step_wait()
+            return observations, np.array([1, 10**17, 1]), dones, infos
+
+    model, _ = make(Integers)
+    with pytest.raises(ValueError, match=r"reward must be at most 1e.15 .*, got 1e.17 from environment 1 at step 3"):
+        model.learn(60)
+
+
+def test_a_callback_that_fails_makes_the_next_run_reset_the_environments() -> None:
+    """The environments have made a step that is not stored."""
+
+    def fail(local: dict[str, Any], _: Any) -> bool:
+        if local["self"].num_timesteps == 12:
+            raise RuntimeError("no more")
+        return True
+
+    model, games = make(WRAPPERS["none"])
+    with pytest.raises(RuntimeError, match="no more"):
+        model.learn(60, callback=fail)
+    assert [game.n_episodes for game in games] == [1] * N_ENVS
+    model.learn(6, reset_num_timesteps=False)
+    assert [game.n_episodes for game in games] == [2] * N_ENVS
+
+
+def test_programs_find_the_environment_as_the_user_made_it() -> None:
+    for wrapper in WRAPPERS.values():
+        model, _ = make(wrapper)
+        env = model.get_env()
+        other = make(wrapper)[0].get_env()
+        assert env is not None
+        assert other is not None
+        evaluation = EvalCallback(other, n_eval_episodes=1, eval_freq=5, verbose=0, warn=False)  # copies statistics
+        model.learn(60, callback=evaluation)
+        assert model.get_env() is env
+        assert evaluation.n_calls == 20
+        assert not isinstance(env, FiniteVecEnv)
+
+
+def test_a_reset_is_checked_too() -> None:
+    model, games = make(VecNormalize)
+    env = model.get_env()
+    assert env is not None
+    finite = FiniteVecEnv(env, lambda: 5)
+    before = statistics(model)
+    games[0].spoil = {"what": "first", "at": 1, "value": np.inf}
+    with pytest.raises(ValueError, match=r"observation must be finite, got \[.*inf\] from environment 0 at step 5"):
+        finite.reset()
+    assert_equal(statistics(model), before)
+    assert th.isfinite(th.as_tensor(finite.reset())).all()
