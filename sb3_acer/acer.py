@@ -4,21 +4,22 @@ The algorithm: when to act, to store, to update. :mod:`sb3_acer.update` says wha
 
 import warnings
 from copy import copy, deepcopy
+from inspect import signature
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, cast
 
 import numpy as np
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.base_class import maybe_make_env
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 
+from sb3_acer.arguments import ATTRIBUTES, RULES, check_callback, check_env, check_whole, make_env
 from sb3_acer.buffer import SequenceBatch, SequenceReplayBuffer
-from sb3_acer.checks import check_boolean, check_choice, check_integer, check_number, require
+from sb3_acer.checks import check_boolean, check_device, check_integer, check_kwargs, check_number, check_seed, require
 from sb3_acer.distributions import make_family
 from sb3_acer.policies import (
     ACERPolicy,
@@ -34,7 +35,8 @@ from sb3_acer.policies import (
 )
 from sb3_acer.rollouts import Generators
 from sb3_acer.sb2_compat.interface import StableBaselinesInterface
-from sb3_acer.schedules import SCHEDULES, NamedSchedule, make_schedule
+from sb3_acer.schedules import NamedSchedule, make_schedule
+from sb3_acer.storage import FilePath, named, opened
 from sb3_acer.update import Settings, Update, compute_update, metrics
 
 SelfACER = TypeVar("SelfACER", bound="ACER")
@@ -142,8 +144,13 @@ class ACER(StableBaselinesInterface):
         stats_window_size: int = 100,
         device: th.device | str = "auto",
     ) -> None:
+        # First what the base class uses.
+        policy_class = self._check_policy(policy)
+        device = check_device("device", device)
+        check_kwargs("policy_kwargs", policy_kwargs)
+        verbose = check_integer("verbose", int(verbose) if isinstance(verbose, bool) else verbose, 0)
         super().__init__(
-            policy,
+            policy_class,
             cast(GymEnv, None),  # set below: the base class asserts what raises a ValueError here
             learning_rate,
             buffer_size=buffer_size,
@@ -151,8 +158,10 @@ class ACER(StableBaselinesInterface):
             batch_size=cast(int, batch_size),
             gamma=gamma,
             train_freq=(n_steps, "step"),
-            replay_buffer_class=cast(type[ReplayBuffer], replay_buffer_class or SequenceReplayBuffer),
-            replay_buffer_kwargs=replay_buffer_kwargs,
+            replay_buffer_class=cast(
+                type[ReplayBuffer], SequenceReplayBuffer if replay_buffer_class is None else replay_buffer_class
+            ),
+            replay_buffer_kwargs=check_kwargs("replay_buffer_kwargs", replay_buffer_kwargs),
             policy_kwargs=deepcopy(policy_kwargs),
             stats_window_size=stats_window_size,
             tensorboard_log=tensorboard_log,
@@ -185,8 +194,11 @@ class ACER(StableBaselinesInterface):
         self._n_replays = 0  # after the last rollout
         self._log_interval: int | None = None
         self._check_arguments()
+        if self.buffer_size < self.n_steps:
+            self._warn_of_no_replay()
         for name, n_threads in (("num_procs", num_procs), ("n_cpu_tf_sess", n_cpu_tf_sess)):
             if n_threads is not None:
+                n_threads = check_integer(name, n_threads, 1, 4096)
                 warnings.warn(
                     f"{name} is deprecated: torch.set_num_threads({n_threads}) is called",
                     DeprecationWarning,
@@ -194,31 +206,25 @@ class ACER(StableBaselinesInterface):
                 )
                 th.set_num_threads(n_threads)
         if env is not None:
-            self._take_env(self._wrap_env(maybe_make_env(env, verbose), verbose), policy)
+            self._take_env(self._wrap_env(make_env(env, verbose), verbose), policy)
         if _init_setup_model:
             self._setup_model()
 
+    def _check_policy(self, policy: Any) -> type[ACERPolicy]:
+        if isinstance(policy, str) and policy in self.policy_aliases:
+            return cast(type[ACERPolicy], self.policy_aliases[policy])
+        is_policy = isinstance(policy, type) and issubclass(policy, ACERPolicy)
+        require(is_policy, "policy", f"one of {', '.join(self.policy_aliases)}, or a subclass of ACERPolicy", policy)
+        return cast(type[ACERPolicy], policy)
+
     def _check_arguments(self) -> None:
-        for name, least in (("n_steps", 1), ("buffer_size", 1), ("n_action_samples", 1), ("burn_in", 0)):
-            setattr(self, name, check_integer(name, getattr(self, name), least))
-        if self.batch_size is not None:
-            self.batch_size = check_integer("batch_size", self.batch_size)
-        for name in ("gamma", "alpha", "rprop_alpha"):
-            check_number(name, getattr(self, name), 0, 1)
-        for name in ("replay_ratio", "replay_start", "q_coef", "ent_coef", "delta", "correction_term", "rprop_epsilon"):
-            check_number(name, getattr(self, name))
-        if self.max_grad_norm is not None:
-            check_number("max_grad_norm", self.max_grad_norm)
-        for name in ("trust_region", "full_tensorboard_log"):
-            check_boolean(name, getattr(self, name))
-        require(self.burn_in < self.n_steps, "burn_in", f"less than n_steps={self.n_steps}", self.burn_in)
-        buffer_class: Any = self.replay_buffer_class
-        is_fitting = isinstance(buffer_class, type) and issubclass(buffer_class, SequenceReplayBuffer)
-        require(is_fitting, "replay_buffer_class", "a subclass of SequenceReplayBuffer", buffer_class)
+        for name, check in RULES.items():
+            attribute = ATTRIBUTES.get(name, name)
+            setattr(self, attribute, check(name, getattr(self, attribute)))
         make_schedule(self.learning_rate, self.lr_schedule_name)
-        check_choice("ent_schedule", self.ent_schedule, SCHEDULES)
-        if self.buffer_size < self.n_steps:
-            self._warn_of_no_replay()
+        require(self.burn_in < self.n_steps, "burn_in", f"less than n_steps={self.n_steps}", self.burn_in)
+        check_kwargs("policy_kwargs", self.policy_kwargs, self.policy_class)
+        check_kwargs("replay_buffer_kwargs", self.replay_buffer_kwargs, self.replay_buffer_class)
 
     def _warn_of_no_replay(self) -> None:
         capacity = max(self.buffer_size // self.n_steps, 1) * self.n_steps
@@ -241,6 +247,7 @@ class ACER(StableBaselinesInterface):
         self._vec_normalize_env = unwrap_vec_normalize(env)
 
     def _setup_model(self) -> None:
+        self._check_arguments()  # again: `load` has replaced some
         self.lr_schedule = make_schedule(self.learning_rate, self.lr_schedule_name)
         loaded_rngs = self._rngs
         self.set_random_seed(self.seed)
@@ -251,7 +258,8 @@ class ACER(StableBaselinesInterface):
         optimizer_class = policy_kwargs.get("optimizer_class", RMSpropTFLike)
         if isinstance(optimizer_class, type) and issubclass(optimizer_class, RMSpropTFLike):
             rmsprop = {"alpha": self.rprop_alpha, "eps": self.rprop_epsilon}
-            policy_kwargs["optimizer_kwargs"] = {**rmsprop, **(policy_kwargs.get("optimizer_kwargs") or {})}
+            given = check_kwargs("optimizer_kwargs", policy_kwargs.get("optimizer_kwargs"))
+            policy_kwargs["optimizer_kwargs"] = {**rmsprop, **given}
         self.policy = self.policy_class(
             self.observation_space, self.action_space, self.lr_schedule, **policy_kwargs
         ).to(self.device)  # type: ignore[assignment]
@@ -278,19 +286,43 @@ class ACER(StableBaselinesInterface):
         Seed all random draws: those of the libraries and the environments, as SB3 does, and those of training.
 
         :param seed: None for fresh generators of training; nothing else is seeded then
+        :raises ValueError: if it is no integer in [0, 2^32 - 1]
         """
+        seed = check_seed("seed", seed)
         super().set_random_seed(seed)
         self._rngs = Generators(*(np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(4)))
 
     @classmethod
-    def load(cls: type[SelfACER], path: Any, *args: Any, **kwargs: Any) -> SelfACER:
+    def load(
+        cls: type[SelfACER],
+        path: FilePath,
+        env: GymEnv | None = None,
+        device: th.device | str = "auto",
+        custom_objects: dict[str, Any] | None = None,
+        print_system_info: bool = False,
+        force_reset: bool = True,
+        **kwargs: Any,
+    ) -> SelfACER:
         """
-        Load an agent, as :meth:`BaseAlgorithm.load` does. Keyword arguments of the constructor replace saved ones.
+        Load an agent, see :meth:`BaseAlgorithm.load`. Keyword arguments of the constructor replace saved ones.
+
+        As in all agents of SB3, parts of the file are pickles: loading it can run code that its author put there. Load
+        only files whose author you trust.
+
+        :raises ValueError: if the file is damaged or no agent, if it does not fit ``env``, and for an argument outside
+            its range; the message names the file
         """
-        if isinstance(kwargs.get("lr_schedule"), str):
-            kwargs["lr_schedule_name"] = kwargs.pop("lr_schedule")
-        model = super().load(path, *args, **kwargs)
-        model._check_arguments()
+        check_boolean("print_system_info", print_system_info)
+        check_boolean("force_reset", force_reset)
+        unknown = [name for name in kwargs if name not in signature(cls).parameters]
+        require(not unknown, "keyword arguments of load", "arguments of the constructor", ", ".join(unknown))
+        env = env if env is None else check_env(env)
+        device = check_device("device", device)
+        for name, attribute in ATTRIBUTES.items():
+            if name in kwargs and not callable(kwargs[name]):
+                kwargs[attribute] = kwargs.pop(name)
+        with opened(path, "zip") as file, named(path):
+            model = super().load(file, env, device, custom_objects, print_system_info, force_reset, **kwargs)
         if "seed" in kwargs:
             model.set_random_seed(kwargs["seed"])
         return model
@@ -331,9 +363,17 @@ class ACER(StableBaselinesInterface):
         :param checkpoint: folder of checkpoints, one for each call of ``learn``
         :param checkpoint_freq: steps of single environments between two checkpoints
         :param checkpoint_keep: number of checkpoints that are kept, the newest ones
-        :raises ValueError: if an observation, a reward or a gradient is NaN or infinite. Agent and replay buffer are as
-            they were before it, and both can be saved.
+        :raises ValueError: for an argument outside its range; and if an observation, a reward or a gradient is NaN,
+            infinite, or too large for float32. Agent, replay buffer and VecNormalize are as they were before that step,
+            and all can be saved.
         """
+        total_timesteps = check_whole("total_timesteps", total_timesteps)
+        check_callback("callback", callback)
+        if log_interval is not None:
+            log_interval = check_integer("log_interval", log_interval)
+        require(isinstance(tb_log_name, str), "tb_log_name", "a string", tb_log_name)
+        check_boolean("reset_num_timesteps", reset_num_timesteps)
+        check_boolean("progress_bar", progress_bar)
         self._warn_of_no_replay()
         self._log_interval = log_interval
         return super().learn(
@@ -357,6 +397,7 @@ class ACER(StableBaselinesInterface):
         :param batch_size: sequences of a replayed batch; None: one per environment
         """
         self.policy.set_training_mode(True)
+        check_number("learning_rate", self.lr_schedule(self._current_progress_remaining), 0, 10)
         self._update_learning_rate(self.policy.optimizer)
         self.logger.record("train/ent_coef", self._entropy_weight())
         buffer, normalize = self.replay_buffer, self._vec_normalize_env

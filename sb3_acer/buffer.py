@@ -12,7 +12,7 @@ from stable_baselines3.common.buffers import BaseBuffer, ReplayBuffer
 from stable_baselines3.common.type_aliases import PyTorchObs
 from stable_baselines3.common.vec_env import VecNormalize
 
-from sb3_acer.checks import check_boolean, check_integer
+from sb3_acer.checks import check_boolean, check_device, check_integer, require
 from sb3_acer.frames import FrameStack, make_frame_stack
 from sb3_acer.ring import Ring, bytes_needed
 from sb3_acer.storage import read_state, write_state
@@ -120,18 +120,20 @@ class SequenceReplayBuffer(ReplayBuffer):
         frame_stack: int | dict[str, int] | None = None,
         storage_device: th.device | str = "cpu",
     ) -> None:
-        for name, value in (("buffer_size", buffer_size), ("n_steps", n_steps), ("n_envs", n_envs)):
+        buffer_size, n_steps, n_envs = (
             check_integer(name, value)
+            for name, value in (("buffer_size", buffer_size), ("n_steps", n_steps), ("n_envs", n_envs))
+        )
+        for name, space in (("observation_space", observation_space), ("action_space", action_space)):
+            require(isinstance(space, spaces.Space), name, "a space of gymnasium", space)
+        device = check_device("device", device)
         # ReplayBuffer's own constructor would allocate arrays of single transitions.
         BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs)
-        self.optimize_memory_usage = optimize_memory_usage
+        self.optimize_memory_usage = check_boolean("optimize_memory_usage", optimize_memory_usage)
         self.handle_timeout_termination = check_boolean("handle_timeout_termination", handle_timeout_termination)
         self.n_steps = n_steps
         self.n_slots = max(buffer_size // n_steps, 1)
-        try:
-            self.storage_device = th.empty(0, device=storage_device).device
-        except (RuntimeError, AssertionError) as error:
-            raise ValueError(f"storage_device must be a device of this machine, got {storage_device!r}") from error
+        self.storage_device = check_device("storage_device", storage_device)
         self.frame_stack = frame_stack
         self._stacks = {} if frame_stack is None else self._make_stacks(frame_stack)  # by keys of observations
         self.reset()
@@ -219,6 +221,7 @@ class SequenceReplayBuffer(ReplayBuffer):
         :param env: normalises observations and rewards, if given
         :param rng: source of the random draws; None for a fresh one
         """
+        batch_size = check_integer("batch_size", batch_size)
         rng = np.random.default_rng() if rng is None else rng
         ages = rng.integers(max(self.size() // self.n_steps, 1), size=batch_size)
         return self.gather(self.pos - 1 - ages, rng.integers(self.n_envs, size=batch_size), env)
@@ -268,6 +271,7 @@ class SequenceReplayBuffer(ReplayBuffer):
 
         :param n_envs: number of environments of the new buffer
         """
+        n_envs = check_integer("n_envs", n_envs)
         other = type(self)(
             self.buffer_size,
             self.observation_space,
@@ -411,6 +415,7 @@ class SequenceReplayBuffer(ReplayBuffer):
         stacks = {}
         for key, space in self._spaces().items():
             n_frames = frame_stack.get(key, 1) if isinstance(frame_stack, dict) else frame_stack
+            n_frames = check_integer("frame_stack", n_frames)
             stack = make_frame_stack(space, n_frames, strict=self.frame_stack is not None)
             if stack is not None:
                 stacks[key] = stack

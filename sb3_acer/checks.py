@@ -1,10 +1,16 @@
 """Rules for arguments, each worded once. The ValueError names the argument, the rule and what was given."""
 
+import inspect
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
+import torch as th
+from stable_baselines3.common.utils import get_device
+
+MOST = 2**63 - 1
+"""bound on integers, the largest one of numpy and torch"""
 
 
 def require(holds: bool, name: str, rule: str, value: Any) -> None:
@@ -19,13 +25,14 @@ def require(holds: bool, name: str, rule: str, value: Any) -> None:
         raise ValueError(f"{name} must be {rule}, got {value!r}")
 
 
-def check_integer(name: str, value: Any, least: int = 1) -> int:
+def check_integer(name: str, value: Any, least: int = 1, most: int = MOST) -> int:
     """
     :return: the value as Python's own integer; True and False are none
-    :raises ValueError: if it is no integer of at least ``least``
+    :raises ValueError: if it is no integer in [``least``, ``most``]
     """
     is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     require(is_integer and value >= least, name, f"an integer of at least {least}", value)
+    require(value <= most, name, f"an integer of at most {most}", value)
     return int(value)
 
 
@@ -52,8 +59,91 @@ def check_choice(name: str, value: Any, choices: Collection[Any]) -> Any:
     """
     :raises ValueError: if the value is none of the choices
     """
-    require(any(value is choice or value == choice for choice in choices), name, f"one of {_listed(choices)}", value)
+    found = any(isinstance(value, type(choice)) and value == choice for choice in choices)
+    require(found, name, f"one of {_listed(choices)}", value)
     return value
+
+
+def check_subclass(name: str, value: Any, parent: type) -> Any:
+    """
+    :raises ValueError: if the value is no subclass of ``parent``
+    """
+    require(isinstance(value, type) and issubclass(value, parent), name, f"a subclass of {parent.__name__}", value)
+    return value
+
+
+def check_kwargs(name: str, value: Any, of: Callable[..., Any] | None = None) -> dict[str, Any]:
+    """
+    :param of: what the keyword arguments are for
+    :return: the keyword arguments, none for None
+    :raises ValueError: if the value is neither None nor a dict of strings, or if there is an argument that ``of`` does
+        not have
+    """
+    is_dict = value is None or (isinstance(value, dict) and all(isinstance(key, str) for key in value))
+    require(is_dict, name, "a dict of keyword arguments, or None", value)
+    if of is not None and value:
+        parameters = inspect.signature(of).parameters
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+            unknown = [key for key in value if key not in parameters]
+            require(not unknown, name, f"arguments of {getattr(of, '__name__', of)}", ", ".join(unknown))
+    return value or {}
+
+
+def check_device(name: str, value: Any) -> th.device:
+    """
+    :return: the device
+    :raises ValueError: if this machine has no such device
+    """
+    try:
+        require(isinstance(value, (str, int, th.device)) and not isinstance(value, bool), name, "a device", value)
+        return th.empty(0, device=get_device(value)).device
+    except (RuntimeError, AssertionError, ValueError) as error:
+        raise ValueError(f"{name} must be a device of this machine, got {value!r}") from error
+
+
+def check_seed(name: str, value: Any) -> int | None:
+    """
+    :raises ValueError: if the value is neither None nor an integer that numpy takes for a seed
+    """
+    return None if value is None else check_integer(name, value, 0, 2**32 - 1)
+
+
+def check_array(name: str, value: Any) -> np.ndarray:
+    """
+    :return: the value as an array
+    :raises ValueError: if it is no array of real numbers or booleans
+    """
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise ValueError(f"{name} must be an array of numbers, got {value!r}") from error
+    require(array.dtype.kind in "fiub", name, "an array of numbers", value)
+    return array
+
+
+def check_parameters(name: str, given: Any, own: dict[str, th.Tensor], exact_match: bool) -> dict[str, th.Tensor]:
+    """
+    :param given: arrays or tensors by names
+    :param own: a network's parameters
+    :param exact_match: whether all of them must be given
+    :return: what was given, as tensors
+    :raises ValueError: for unknown or missing names, other shapes, and values that are not finite real numbers
+    """
+    require(isinstance(given, dict), name, "a dict of parameters", given)
+    unknown = sorted(str(key) for key in given if key not in own)
+    missing = sorted(own.keys() - given.keys()) if exact_match else []
+    if unknown or missing:
+        raise ValueError(f"{name} must have the names of policy.state_dict(): unknown {unknown}, missing {missing}")
+    tensors = {}
+    for key, value in given.items():
+        part = f"{key} in {name}"
+        try:
+            tensor = tensors[key] = th.as_tensor(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ValueError(f"{part} must be an array of numbers, got {value!r}") from error
+        require(not tensor.is_complex() and bool(tensor.isfinite().all()), part, "finite numbers", value)
+        require(tensor.shape == own[key].shape, part, f"of shape {tuple(own[key].shape)}", tuple(tensor.shape))
+    return tensors
 
 
 def _listed(choices: Collection[Any]) -> str:

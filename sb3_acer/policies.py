@@ -22,7 +22,16 @@ from stable_baselines3.common.torch_layers import (
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import nn
 
-from sb3_acer.checks import check_choice, check_integer, require
+from sb3_acer.checks import (
+    check_array,
+    check_boolean,
+    check_choice,
+    check_integer,
+    check_kwargs,
+    check_number,
+    check_subclass,
+    require,
+)
 from sb3_acer.distributions import Family, make_family
 from sb3_acer.heads import DuelingHead, QHead
 from sb3_acer.mlp import MLP, Chain, run_chains
@@ -60,10 +69,16 @@ def _split_net_arch(net_arch: list[int] | Mapping[str, list[int]]) -> tuple[list
         unknown = set(net_arch) - {"pi", "qf", "vf"}
         if unknown or {"qf", "vf"} <= set(net_arch):
             raise ValueError(f"net_arch must have the keys pi and qf, got {dict(net_arch)!r}")
-        return list(net_arch.get("pi", [])), list(net_arch.get("qf", net_arch.get("vf", [])))
-    if not all(isinstance(width, int) for width in net_arch):
-        raise ValueError(f"net_arch must be a list of widths or a dict of the keys pi and qf, got {net_arch!r}")
-    return list(net_arch), list(net_arch)
+        return _widths(net_arch.get("pi", [])), _widths(net_arch.get("qf", net_arch.get("vf", [])))
+    return _widths(net_arch), _widths(net_arch)
+
+
+def _widths(given: Any) -> list[int]:
+    rule = "a list of widths or a dict of the keys pi and qf"
+    require(isinstance(given, (list, tuple)), "net_arch", rule, given)
+    is_width = [isinstance(width, (int, np.integer)) and not isinstance(width, bool) for width in given]
+    require(all(is_width) and all(0 < width <= 2**20 for width in given), "net_arch", rule, given)
+    return [int(width) for width in given]
 
 
 class PredictionInterface(BasePolicy, ABC):
@@ -152,9 +167,10 @@ class PredictionInterface(BasePolicy, ABC):
         :param episode_start: where an episode begins, bool, ``[N]``: its recurrent state is 0
         :param deterministic: the most probable actions (of each factor) instead of sampled ones
         :return: actions, and the recurrent state after them, ``[N, W]``; a feed-forward policy returns ``state``
-        :raises ValueError: for a ``state`` or an ``episode_start`` of another shape, and for what gymnasium's ``reset``
-            returns in place of an observation
+        :raises ValueError: for observations, a ``state`` or an ``episode_start`` of another shape, or with values that
+            are not finite; and for what gymnasium's ``reset`` returns in place of an observation
         """
+        check_boolean("deterministic", deterministic)
         stats, after, vectorized = self.predict_statistics(observation, state, episode_start)
         env_actions = self.family.to_env(self._choose(stats, deterministic).cpu().numpy())
         if self.state_size:
@@ -174,21 +190,35 @@ class PredictionInterface(BasePolicy, ABC):
         if isinstance(observation, tuple):
             super().predict(observation)  # raises SB3's own error, which explains the mistake
             raise ValueError(f"observation must be an array or a dict of arrays, got the tuple {observation!r}")
-        observations, vectorized = self.obs_to_tensor(observation)
+        observations, vectorized = self._to_tensors(observation)
         some_rows = next(iter(observations.values())) if isinstance(observations, dict) else observations
         states = self._states_before(state, episode_start, len(some_rows))
         with th.no_grad():
             return *self.step(observations, states), vectorized
 
+    def _to_tensors(self, observation: Any) -> tuple[PyTorchObs, bool]:
+        """The observations, on the policy's device, and whether they are of N environments."""
+        try:
+            observations, vectorized = self.obs_to_tensor(observation)
+        except (ValueError, TypeError, AssertionError, AttributeError, KeyError) as error:
+            raise ValueError(
+                f"observation must be of {self.observation_space}, got {observation!r}: {error}"
+            ) from error
+        for part in observations.values() if isinstance(observations, dict) else [observations]:
+            require(not part.is_complex() and bool(part.isfinite().all()), "observation", "finite", observation)
+        return observations, vectorized
+
     def _states_before(self, state: Any, episode_start: Any, n_envs: int) -> th.Tensor:
         """The recurrent states in which :meth:`predict` acts, ``[N, W]``."""
         states = self.initial_states(n_envs)
         if self.state_size and state is not None:
-            if np.shape(state) != states.shape:
-                raise ValueError(f"state must be of shape {states.shape}, got {np.shape(state)}")
+            state = check_array("state", state)
+            if state.shape != states.shape:
+                raise ValueError(f"state must be of shape {states.shape}, got {state.shape}")
             states[:] = state
+            require(bool(np.isfinite(states).all()), "state", "finite", state)
         if episode_start is not None:
-            starts = np.atleast_1d(np.asarray(episode_start, bool))
+            starts = np.atleast_1d(check_array("episode_start", episode_start).astype(bool))
             if starts.shape != (n_envs,):
                 raise ValueError(f"episode_start must be of shape {(n_envs,)}, got {starts.shape}")
             states[starts] = 0
@@ -283,10 +313,32 @@ class ACERPolicy(PredictionInterface):
         optimizer_class: type[th.optim.Optimizer] = RMSpropTFLike,
         optimizer_kwargs: dict[str, Any] | None = None,
     ) -> None:
+        for name, value in {
+            "ortho_init": ortho_init,
+            "learn_log_std": learn_log_std,
+            "share_features_extractor": share_features_extractor,
+            "shared_lstm": shared_lstm,
+            "enable_critic_lstm": enable_critic_lstm,
+            "normalize_images": normalize_images,
+        }.items():
+            check_boolean(name, value)
+        if features_extractor_class is None:
+            features_extractor_class = self.default_features_extractor
+        recurrent_class = self.default_recurrent if recurrent_class is None else recurrent_class
+        for name, given, parent in (
+            ("activation_fn", activation_fn, nn.Module),
+            ("features_extractor_class", features_extractor_class, BaseFeaturesExtractor),
+            ("recurrent_class", recurrent_class, Recurrent),
+            ("optimizer_class", optimizer_class, th.optim.Optimizer),
+        ):
+            check_subclass(name, given, parent)
+        check_kwargs("features_extractor_kwargs", features_extractor_kwargs, features_extractor_class)
+        check_kwargs("lstm_kwargs", lstm_kwargs)
+        check_kwargs("optimizer_kwargs", optimizer_kwargs, optimizer_class)
         super().__init__(
             observation_space,
             action_space,
-            features_extractor_class or self.default_features_extractor,
+            features_extractor_class,
             features_extractor_kwargs,
             normalize_images=normalize_images,
             optimizer_class=optimizer_class,
@@ -297,10 +349,10 @@ class ACERPolicy(PredictionInterface):
         self.net_arch = net_arch
         self.activation_fn = activation_fn
         self.ortho_init = ortho_init
-        self.log_std_init = log_std_init
-        self.learn_log_std = learn_log_std
+        self.log_std_init = check_number("log_std_init", log_std_init, -20, 20)
+        self.learn_log_std = bool(learn_log_std)
         self.share_features_extractor = share_features_extractor
-        self.recurrent_class = recurrent_class or self.default_recurrent
+        self.recurrent_class = recurrent_class
         self.recurrent_options: dict[str, Any] = {
             "lstm_hidden_size": lstm_hidden_size,
             "n_lstm_layers": n_lstm_layers,
@@ -310,7 +362,7 @@ class ACERPolicy(PredictionInterface):
         }
         self._check_recurrent_options()
         self.use_bfloat16 = check_choice("use_bfloat16", use_bfloat16, (True, False, "auto"))
-        self.family = make_family(action_space, learn_log_std)
+        self.family = make_family(action_space, self.learn_log_std)
         self._is_vector = (
             self.features_extractor_class is FlattenExtractor
             and isinstance(observation_space, spaces.Box)
@@ -361,12 +413,12 @@ class ACERPolicy(PredictionInterface):
 
     def _check_recurrent_options(self) -> None:
         options = self.recurrent_options
+        options["lstm_hidden_size"] = check_integer("lstm_hidden_size", options["lstm_hidden_size"], 1, 2**16)
+        options["n_lstm_layers"] = check_integer("n_lstm_layers", options["n_lstm_layers"], 1, 2**10)
         if self.recurrent_class is Identity and list(options.values()) != [256, 1, False, True, None]:
             raise ValueError(
                 f"recurrent_class must be set for the options of an LSTM, got {options!r} for {type(self).__name__}"
             )
-        for name in ("lstm_hidden_size", "n_lstm_layers"):
-            check_integer(name, options[name])
         if options["shared_lstm"]:
             require(not options["enable_critic_lstm"], "enable_critic_lstm", "False where shared_lstm is True", True)
             name = "share_features_extractor"

@@ -11,17 +11,19 @@ from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.save_util import load_from_zip_file
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, RolloutReturn, TrainFreq
 from stable_baselines3.common.utils import check_for_correct_spaces, obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 
+from sb3_acer.arguments import check_env
 from sb3_acer.buffer import SequenceReplayBuffer
-from sb3_acer.checks import require
+from sb3_acer.checks import check_boolean, check_device, check_parameters, require
 from sb3_acer.env_state import dead_workers_named
 from sb3_acer.finite import FiniteVecEnv, kept_if_refused
 from sb3_acer.frames import find_frame_stack
 from sb3_acer.policies import ACERPolicy
-from sb3_acer.storage import FilePath, opened, replacing
+from sb3_acer.storage import FilePath, named, opened, replacing
 
 
 class Generators(NamedTuple):
@@ -57,7 +59,8 @@ class RolloutAlgorithm(OffPolicyAlgorithm):
         :param env: the environment to learn from; for another number of environments the replay buffer is rearranged
         :param force_reset: whether to reset the environment before training
         """
-        env = self._wrap_env(env, self.verbose)
+        check_boolean("force_reset", force_reset)
+        env = self._wrap_env(check_env(env), self.verbose)
         check_for_correct_spaces(env, self.observation_space, self.action_space)
         if env.num_envs != self.n_envs:
             self.n_envs = env.num_envs
@@ -78,8 +81,44 @@ class RolloutAlgorithm(OffPolicyAlgorithm):
         :param include: names of attributes that are saved, though they usually are not
         :raises OSError: if the file cannot be written
         """
+        for name, names in (("exclude", exclude), ("include", include)):
+            no_names = (str, bytes, dict, np.ndarray, th.Tensor)
+            is_names = names is None or (isinstance(names, Iterable) and not isinstance(names, no_names))
+            require(is_names, name, "names of attributes, or None", names)
         with replacing(path, "zip") as file:
             super().save(file, exclude, include)
+
+    def set_parameters(
+        self, load_path_or_dict: Any, exact_match: bool = True, device: th.device | str = "auto"
+    ) -> None:
+        """
+        Load parameters, see :meth:`BaseAlgorithm.set_parameters`.
+
+        :param load_path_or_dict: a file that :meth:`save` wrote, or what :meth:`get_parameters` returned
+        :param exact_match: whether all parameters must be given; otherwise missing ones keep their values
+        :param device: device to load a file to
+        :raises ValueError: for unknown or missing names, and for parameters of another shape or with values that are
+            not finite; nothing has changed then
+        """
+        check_boolean("exact_match", exact_match)
+        name = "load_path_or_dict"
+        if not isinstance(load_path_or_dict, dict):
+            with opened(load_path_or_dict, "zip", name) as file, named(load_path_or_dict):
+                _, load_path_or_dict, _ = load_from_zip_file(
+                    file, load_data=False, device=check_device("device", device)
+                )
+        own: Any = self.get_parameters()
+        unknown = [part for part in load_path_or_dict if part not in own]
+        require(not unknown, name, f"parameters of {', '.join(own)}", unknown)
+        for part, given in load_path_or_dict.items():
+            if not part.endswith("optimizer"):
+                check_parameters(f"{name}[{part!r}]", given, own[part], exact_match)
+        before = deepcopy(own)
+        try:
+            super().set_parameters(load_path_or_dict, exact_match)
+        except Exception as error:
+            super().set_parameters(before)
+            raise ValueError(f"{name} must fit the agent, got other parameters: {error}") from error
 
     def save_replay_buffer(self, path: FilePath) -> None:
         """
@@ -99,6 +138,7 @@ class RolloutAlgorithm(OffPolicyAlgorithm):
         :param truncate_last_traj: whether to truncate the episodes that were under way; False to continue them
         :raises ValueError: if the file is another one, or holds sequences of another length or of other spaces
         """
+        check_boolean("truncate_last_traj", truncate_last_traj)
         with opened(path, "pkl") as file:
             loaded = self.replay_buffer_class.read(
                 file,

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from stable_baselines3.common.type_aliases import Schedule
 from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule
 
-from sb3_acer.checks import check_choice
+from sb3_acer.checks import check_choice, check_number
 
 
 def _middle_drop(p: float) -> float:
@@ -54,11 +54,13 @@ def make_schedule(learning_rate: float | Schedule, name: str) -> FloatSchedule:
     :param learning_rate: a number, or the constant schedule that rl-zoo makes of one; any other callable is used as it
         is
     :param name: a key of :data:`SCHEDULES`, for a number
-    :raises ValueError: if ``name`` is not one of them
+    :raises ValueError: if ``name`` is not one of them, or the learning rate no number in [0, 10]
     """
     check_choice("lr_schedule", name, SCHEDULES)
     while isinstance(learning_rate, FloatSchedule):
         learning_rate = learning_rate.value_schedule
     if isinstance(learning_rate, ConstantSchedule):
         learning_rate = learning_rate.val
-    return FloatSchedule(learning_rate if callable(learning_rate) else NamedSchedule(float(learning_rate), name))
+    if callable(learning_rate):
+        return FloatSchedule(learning_rate)
+    return FloatSchedule(NamedSchedule(float(check_number("learning_rate", learning_rate, 0, 10)), name))

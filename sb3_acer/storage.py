@@ -79,12 +79,14 @@ def read_state(file: io.BufferedIOBase, name: str) -> dict[str, Any]:
 
 
 @contextmanager
-def opened(path: FilePath, suffix: str) -> Iterator[io.BufferedIOBase]:
+def opened(path: FilePath, suffix: str, name: str = "path") -> Iterator[io.BufferedIOBase]:
     """
     :param path: the file; ``suffix`` may be left out of a path
+    :param suffix: without the dot
+    :param name: of the argument
     :return: the file, open to be read; one that was open already stays open
     """
-    _require_path(path)
+    _require_path(path, name)
     file = open_path(path, "r", suffix=suffix)
     try:
         yield file
@@ -129,6 +131,22 @@ def replacing(path: FilePath, suffix: str, verbose: int = 0) -> Iterator[io.Buff
         raise
 
 
+@contextmanager
+def named(path: FilePath) -> Iterator[None]:
+    """
+    Whatever a parser raises because of a damaged file becomes a ValueError that names the file.
+
+    :param path: the file
+    """
+    try:
+        yield
+    except (OSError, KeyboardInterrupt):
+        raise
+    except Exception as error:
+        name = path if isinstance(path, (str, pathlib.Path)) else getattr(path, "name", "the open file")
+        raise ValueError(f"{name} could not be loaded: {error or type(error).__name__}") from error
+
+
 def _destination(path: pathlib.Path, suffix: str, verbose: int) -> pathlib.Path:
     """The path that SB3's ``open_path`` would open, where links lead to."""
     path = pathlib.Path(os.path.realpath(path if path.suffix else f"{path}.{suffix}"))
@@ -140,6 +158,6 @@ def _destination(path: pathlib.Path, suffix: str, verbose: int) -> pathlib.Path:
     return path
 
 
-def _require_path(path: Any) -> None:
+def _require_path(path: Any, name: str = "path") -> None:
     is_path = isinstance(path, (str, pathlib.Path, io.BufferedIOBase))
-    require(is_path, "path", "a path or an open binary file", path)
+    require(is_path, name, "a path or an open binary file", path)

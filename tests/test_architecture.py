@@ -28,12 +28,14 @@ ALGORITHM: dict[str, set[str]] = {
     "heads": {"distributions", "estimators", "mlp"},
     "policies": {"checks", "distributions", "heads", "mlp", "recurrent", "parameters"},
     "buffer": {"checks", "frames", "ring", "storage"},
+    "arguments": {"buffer", "checks", "schedules"},
     "update": {"buffer", "distributions", "estimators", "policies"},
     "env_state": set(),
-    "rollouts": {"buffer", "checks", "env_state", "finite", "frames", "policies", "storage"},
+    "rollouts": {"arguments", "buffer", "checks", "env_state", "finite", "frames", "policies", "storage"},
     "checkpoint": {"storage"},
     "resuming": {"checkpoint", "checks", "env_state", "rollouts", "storage"},
     "acer": {
+        "arguments",
         "buffer",
         "checks",
         "distributions",
@@ -41,6 +43,7 @@ ALGORITHM: dict[str, set[str]] = {
         "rollouts",
         "sb2_compat.interface",
         "schedules",
+        "storage",
         "update",
     },
 }

@@ -13,7 +13,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvStepReturn
 
-from sb3_acer.checks import check_integer, check_number
+from sb3_acer.checks import check_boolean, check_integer, check_number, check_seed, require
 
 NEEDED = 'Atari games need ale-py 0.12.1 or later: pip install "sb3-acer[atari]"'
 
@@ -55,6 +55,7 @@ def parse_atari_id(env_id: str) -> AtariId:
     :return: what it stands for
     :raises ValueError: for all other ids, including ``Pong-v4`` and ``Pong-v0``, whose frame skip is random
     """
+    require(isinstance(env_id, str), "env_id", "the id of an Atari game", env_id)
     known = {name: spec.kwargs for name, spec in gym.registry.items() if str(spec.entry_point).startswith("ale_py")}
     roms = {kwargs["game"] for kwargs in known.values()}
     if env_id in roms:
@@ -168,16 +169,20 @@ class AtariVecEnv(VecEnv):
     ) -> None:
         game, usual_skip, usual_sticky = parse_atari_id(env_id)
         self.env_id = env_id
-        self.frame_stack = frame_stack
-        self.frame_skip = usual_skip if frame_skip is None else frame_skip
+        n_envs = check_integer("n_envs", n_envs)
+        self.frame_stack = frame_stack = check_integer("frame_stack", frame_stack)
+        self.frame_skip = check_integer("frame_skip", usual_skip if frame_skip is None else frame_skip)
+        screen_size = check_integer("screen_size", screen_size)
+        max_frames = check_integer("max_frames", max_frames)
+        noop_max = check_integer("noop_max", noop_max, 0)
+        num_threads = check_integer("num_threads", num_threads, 0)
         self.sticky = usual_sticky if sticky is None else sticky
         self.episodic_life = episodic_life
         self.clip_reward = clip_reward
-        sizes = {"n_envs": n_envs, "frame_stack": frame_stack, "screen_size": screen_size}
-        for name, value in {**sizes, "frame_skip": self.frame_skip, "max_frames": max_frames}.items():
-            check_integer(name, value)
-        check_integer("noop_max", noop_max, 0)
-        check_integer("num_threads", num_threads, 0)
+        switches = {"episodic_life": episodic_life, "clip_reward": clip_reward, "fire_reset": fire_reset}
+        for name, value in {**switches, "full_action_space": full_action_space}.items():
+            check_boolean(name, value)
+        seed = check_seed("seed", seed)
         check_number("sticky", self.sticky, 0, 1)
         _require_rom(game)
         self._ale = AtariVectorEnv(

@@ -7,6 +7,7 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 
+from sb3_acer.checks import check_integer, check_number, require
 from sb3_acer.demonstrations.dataset import Agent, ExpertDataset
 
 LEAST_STD = 0.1
@@ -40,10 +41,13 @@ def behaviour_cloning(
     :param val_interval: epochs between reports of the losses, which are printed if the agent's ``verbose`` is above 0;
         None: a tenth of ``n_epochs``
     :return: the agent
-    :raises ValueError: if observations or actions do not fit the agent's spaces
+    :raises ValueError: for an argument outside its range, and if observations or actions do not fit the agent's spaces
     """
-    policy, n_epochs = model.policy, int(n_epochs)
-    val_interval = val_interval or max(n_epochs // 10, 1)
+    require(isinstance(dataset, ExpertDataset), "dataset", "an ExpertDataset", dataset)
+    policy, n_epochs = model.policy, check_integer("n_epochs", n_epochs, 0)
+    check_number("learning_rate", learning_rate, 0, 10)
+    check_number("adam_epsilon", adam_epsilon, 0, 1)
+    val_interval = max(n_epochs // 10, 1) if val_interval is None else check_integer("val_interval", val_interval)
     n_steps = model.replay_buffer.n_steps if policy.state_size else 1
     optimizer = th.optim.Adam(policy.parameters(), lr=learning_rate, eps=adam_epsilon)
     actions = th.as_tensor(dataset.actions_for(model), device=policy.device)

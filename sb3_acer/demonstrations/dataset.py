@@ -12,7 +12,7 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_acer.buffer import SequenceReplayBuffer
-from sb3_acer.checks import check_choice, check_integer, require
+from sb3_acer.checks import check_boolean, check_choice, check_integer, check_number, require
 from sb3_acer.demonstrations.recording import END_KEYS, KEYS, read_image, require_no_dict
 from sb3_acer.distributions import Categorical
 from sb3_acer.policies import ACERPolicy
@@ -58,8 +58,11 @@ class ExpertDataset:
         verbose: int = 1,
         sequential_preprocessing: bool = False,
     ) -> None:
-        require(0 < train_fraction <= 1, "train_fraction", "in (0, 1]", train_fraction)
-        check_integer("batch_size", batch_size)
+        require(check_number("train_fraction", train_fraction, 0, 1) > 0, "train_fraction", "in (0, 1]", train_fraction)
+        batch_size = check_integer("batch_size", batch_size)
+        check_boolean("randomize", randomize)
+        check_integer("traj_limitation", traj_limitation, -1)
+        check_integer("verbose", int(verbose) if isinstance(verbose, bool) else verbose, 0)
         arrays = _read(expert_path, traj_data)
         starts = _check(arrays)
         is_valid = traj_limitation == -1 or 1 <= traj_limitation <= len(starts)
@@ -212,7 +215,7 @@ class ExpertDataset:
             spaces
         """
         check_choice("behaviour", behaviour, ("expert", "policy"))
-        require(0 < epsilon <= 1, "epsilon", "in (0, 1]", epsilon)
+        require(check_number("epsilon", epsilon, 0, 1) > 0, "epsilon", "in (0, 1]", epsilon)
         if time_limit is not None:
             check_integer("time_limit", time_limit, 2)
         actions, buffer = self.actions_for(model), model.replay_buffer
@@ -263,6 +266,7 @@ def _read(path: str | Path | None, arrays: Mapping[str, np.ndarray] | None) -> d
     if (path is None) == (arrays is None):
         raise ValueError(f"one of expert_path and traj_data must be given, got {'neither' if path is None else 'both'}")
     if path is not None:
+        require(isinstance(path, (str, Path)), "expert_path", "a path", path)
         with np.load(path, allow_pickle=False) as file:
             try:
                 arrays = {key: file[key] for key in (*KEYS, *END_KEYS) if key in file}
@@ -272,6 +276,7 @@ def _read(path: str | Path | None, arrays: Mapping[str, np.ndarray] | None) -> d
                     "trust the file, pass traj_data=np.load(expert_path, allow_pickle=True)"
                 ) from error
     assert arrays is not None
+    require(isinstance(arrays, Mapping), "traj_data", "a dict of arrays", arrays)
     return {key: np.atleast_1d(arrays[key]) for key in (*KEYS, *END_KEYS) if key in arrays}
 
 

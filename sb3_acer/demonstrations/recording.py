@@ -27,7 +27,7 @@ from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, unwrap_vec_normalize
 
-from sb3_acer.checks import check_integer
+from sb3_acer.checks import check_integer, require
 
 KEYS = ("actions", "obs", "rewards", "episode_returns", "episode_starts")
 END_KEYS = ("truncated", "final_obs")
@@ -66,10 +66,14 @@ def generate_expert_traj(
     :raises ValueError: if there is no environment, for Dict observations, and if ``n_episodes`` is less than 1
     :raises ImportError: if images are to be saved and OpenCV is not installed
     """
+    require(isinstance(model, BaseAlgorithm) or callable(model), "model", "an agent of SB3, or a function", model)
     env = model.get_env() if env is None and isinstance(model, BaseAlgorithm) else env
     if env is None:
         raise ValueError("env must be given if the model has none, got None")
-    check_integer("n_episodes", n_episodes)
+    n_episodes, n_timesteps = check_integer("n_episodes", n_episodes), check_integer("n_timesteps", n_timesteps, 0)
+    require(save_path is None or isinstance(save_path, (str, Path)), "save_path", "a path, or None", save_path)
+    require(isinstance(image_folder, (str, Path)), "image_folder", "a path", image_folder)
+    require(isinstance(getattr(env, "action_space", None), spaces.Space), "env", "an environment", env)
     require_no_dict(env.observation_space)
     if isinstance(model, BaseAlgorithm) and n_timesteps > 0:
         model.learn(n_timesteps)

@@ -13,6 +13,7 @@ from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.type_aliases import RolloutReturn
 from stable_baselines3.common.vec_env import VecEnv
 
+from sb3_acer.checks import check_array, check_boolean, check_parameters
 from sb3_acer.demonstrations.cloning import behaviour_cloning
 from sb3_acer.demonstrations.dataset import ExpertDataset
 from sb3_acer.policies import ACERPolicy
@@ -79,9 +80,12 @@ class StableBaselinesInterface(ResumableAlgorithm):
         :param mask: stable-baselines' name for ``episode_start``
         :raises ValueError: also if both are given
         """
+        check_boolean("deterministic", deterministic)
         if mask is not None and episode_start is not None:
             raise ValueError("mask is another name for episode_start: one of them must be None, got both")
-        return self.policy.predict(observation, state, episode_start if mask is None else mask, deterministic)
+        if mask is not None:
+            episode_start = check_array("mask", mask)
+        return self.policy.predict(observation, state, episode_start, deterministic)
 
     def action_probability(
         self,
@@ -105,6 +109,9 @@ class StableBaselinesInterface(ResumableAlgorithm):
             ``[N, 1]``
         :raises ValueError: if actions are not elements of the action space, or not as many as observations
         """
+        check_boolean("logp", logp)
+        mask = None if mask is None else check_array("mask", mask)
+        actions = None if actions is None else check_array("actions", actions)
         policy, family = self.policy, self.policy.family
         stats, _, vectorized = policy.predict_statistics(observation, state, mask)
         if actions is None:
@@ -169,21 +176,14 @@ class StableBaselinesInterface(ResumableAlgorithm):
             dict with the names of ``policy.state_dict()`` as keys and arrays as values; such a dict sets the average
             policy too
         :param exact_match: whether all parameters must be given; otherwise missing ones keep their values
-        :raises ValueError: for unknown or missing names, and for arrays of another shape
+        :raises ValueError: for unknown or missing names, and for arrays of another shape or with values that are not
+            finite; nothing has changed then
         """
         if not isinstance(load_path_or_dict, dict) or any(isinstance(x, dict) for x in load_path_or_dict.values()):
             self.set_parameters(cast(str, load_path_or_dict), exact_match, self.device)
             return
+        check_boolean("exact_match", exact_match)
         own = self.policy.state_dict()
-        given = {name: th.as_tensor(value) for name, value in load_path_or_dict.items()}
-        missing = own.keys() - given.keys() if exact_match else set()
-        if given.keys() - own.keys() or missing:
-            raise ValueError(
-                f"load_path_or_dict must have the names of policy.state_dict(): unknown "
-                f"{sorted(given.keys() - own.keys())}, missing {sorted(missing)}"
-            )
-        for name, value in given.items():
-            if value.shape != own[name].shape:
-                raise ValueError(f"{name} must be of shape {tuple(own[name].shape)}, got {tuple(value.shape)}")
+        given = check_parameters("load_path_or_dict", load_path_or_dict, own, exact_match)
         for policy in (self.policy, self.average_policy):
             policy.load_state_dict({**own, **given})

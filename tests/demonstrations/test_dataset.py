@@ -65,7 +65,7 @@ def test_what_does_not_fit_is_refused() -> None:
         quiet({**arrays, "episode_starts": np.roll(arrays["episode_starts"], 1)})
     for changes, message in (
         ({"train_fraction": 0}, r"train_fraction must be in \(0, 1\], got 0"),
-        ({"train_fraction": 1.1}, r"train_fraction must be in \(0, 1\], got 1.1"),
+        ({"train_fraction": 1.1}, r"train_fraction must be a number in .0, 1., got 1.1"),
         ({"batch_size": 0}, "batch_size must be an integer of at least 1, got 0"),
         ({"traj_limitation": 4}, r"traj_limitation must be -1 or in \[1, 3\], got 4"),
         ({"traj_limitation": 0}, r"traj_limitation must be -1 or in \[1, 3\], got 0"),

@@ -183,7 +183,7 @@ def test_without_an_exact_match_the_other_parameters_stay() -> None:
     model.load_parameters({"pi_head.bias": bias}, exact_match=False)
     for name, value in model.policy.state_dict().items():
         np.testing.assert_array_equal(value, bias if name == "pi_head.bias" else before[name])
-    with pytest.raises(ValueError, match=r"pi_head.bias must be of shape \(4,\), got \(5,\)"):
+    with pytest.raises(ValueError, match=r"pi_head.bias in load_path_or_dict must be of shape \(4,\), got \(5,\)"):
         model.load_parameters({"pi_head.bias": np.zeros(5)}, exact_match=False)
 
 

@@ -1,0 +1,107 @@
+"""The rules of ACER's arguments, as a table."""
+
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
+
+import gymnasium as gym
+from stable_baselines3.common.base_class import maybe_make_env
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.vec_env import VecEnv
+
+from sb3_acer.buffer import SequenceReplayBuffer
+from sb3_acer.checks import (
+    check_boolean,
+    check_choice,
+    check_integer,
+    check_number,
+    check_seed,
+    check_subclass,
+    require,
+)
+from sb3_acer.schedules import SCHEDULES
+
+Rule = Callable[[str, Any], Any]
+
+
+def _or_none(rule: Rule) -> Rule:
+    return lambda name, value: None if value is None else rule(name, value)
+
+
+def _check_path(name: str, value: Any) -> Any:
+    require(isinstance(value, (str, os.PathLike)), name, "a path, or None", value)
+    return value
+
+
+_SHARE: Rule = partial(check_number, low=0, high=1)
+_WEIGHT: Rule = partial(check_number, low=0, high=1e6)
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(("gamma", "alpha", "rprop_alpha"), _SHARE),
+    **dict.fromkeys(("n_steps", "buffer_size", "n_action_samples", "stats_window_size"), check_integer),
+    "burn_in": partial(check_integer, least=0),
+    "batch_size": _or_none(check_integer),
+    **dict.fromkeys(("q_coef", "ent_coef", "rprop_epsilon", "replay_ratio", "correction_term", "delta"), _WEIGHT),
+    "replay_start": check_number,
+    "max_grad_norm": _or_none(_WEIGHT),
+    **dict.fromkeys(("trust_region", "full_tensorboard_log"), check_boolean),
+    **dict.fromkeys(("lr_schedule", "ent_schedule"), partial(check_choice, choices=SCHEDULES)),
+    "seed": check_seed,
+    "tensorboard_log": _or_none(_check_path),
+    "replay_buffer_class": partial(check_subclass, parent=SequenceReplayBuffer),
+}
+"""
+Each returns the value that is used. Weights beyond 1e6 would soon overflow float32, and so many replayed batches after
+each rollout would never end.
+"""
+
+ATTRIBUTES = {"lr_schedule": "lr_schedule_name", "stats_window_size": "_stats_window_size"}
+"""attributes of ACER that are not called like their arguments"""
+
+
+def check_whole(name: str, value: Any) -> int:
+    """
+    :return: the number of steps as an integer; SB3's users write ``1e6``, too
+    :raises ValueError: if it is no whole number of at least 0
+    """
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return check_integer(name, value, 0)
+
+
+def check_callback(name: str, value: Any) -> None:
+    """
+    :raises ValueError: if the value is nothing that SB3 takes for a callback
+    """
+    parts = value if isinstance(value, list) else [value]
+    is_function = callable(value) and not isinstance(value, type)
+    is_callback = all(isinstance(part, BaseCallback) for part in parts) or value is None or is_function
+    require(is_callback, name, "a callback of SB3, a list of them, a function, or None", value)
+
+
+def check_env(env: Any) -> Any:
+    """
+    :return: the environment
+    :raises ValueError: if it is none
+    """
+    is_env = hasattr(env, "reset") and hasattr(env, "step") and not isinstance(env, type)
+    require(is_env, "env", "an environment", env)
+    return env
+
+
+def make_env(env: Any, verbose: int) -> gym.Env[Any, Any] | VecEnv:
+    """
+    :param env: environment, or the id of a registered one
+    :param verbose: whether to print that it is made
+    :return: the environment
+    :raises ValueError: if it is neither
+    """
+    if not isinstance(env, str):
+        return cast(VecEnv, check_env(env))
+    try:
+        return maybe_make_env(env, verbose)
+    except gym.error.DependencyNotInstalled:
+        raise
+    except gym.error.Error as error:
+        raise ValueError(f"env must be an environment, or the id of a registered one, got {env!r}: {error}") from error
