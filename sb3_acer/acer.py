@@ -374,6 +374,10 @@ class ACER(StableBaselinesInterface):
         require(isinstance(tb_log_name, str), "tb_log_name", "a string", tb_log_name)
         check_boolean("reset_num_timesteps", reset_num_timesteps)
         check_boolean("progress_bar", progress_bar)
+        is_folder = checkpoint is None or isinstance(checkpoint, (str, Path))
+        require(is_folder, "checkpoint", "a path, or None", checkpoint)
+        checkpoint_freq = check_integer("checkpoint_freq", checkpoint_freq)
+        checkpoint_keep = check_integer("checkpoint_keep", checkpoint_keep)
         self._warn_of_no_replay()
         self._log_interval = log_interval
         return super().learn(

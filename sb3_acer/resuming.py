@@ -150,8 +150,7 @@ class ResumableAlgorithm(RolloutAlgorithm):
     ) -> SelfResumable:
         """See :meth:`ACER.learn`."""
         if checkpoint is not None:
-            freq = check_integer("checkpoint_freq", checkpoint_freq)
-            self._checkpoints = Path(checkpoint), freq, check_integer("checkpoint_keep", checkpoint_keep)
+            self._checkpoints = Path(checkpoint), checkpoint_freq, checkpoint_keep
             found = find_checkpoint(checkpoint)
             if self._resumed is None and found is not None:
                 self._take_over(found, 0 if reset_num_timesteps else self.num_timesteps)

@@ -189,7 +189,8 @@ SURFACE: dict[str, tuple[Callable[..., Any], list[str]]] = {
 }
 ALL = [(function, name) for function, (_, arguments) in SURFACE.items() for name in arguments]
 # A path may also lead nowhere, and a callable may be one that cannot be used so.
-PATHS = ("path", "expert_path", "load_path_or_dict", "tensorboard_log", "save_path", "image_folder")
+ALSO_CALLED = {"mask": "episode_start", "traj_data": "demonstrations"}
+PATHS = ("path", "expert_path", "load_path_or_dict", "tensorboard_log", "save_path", "image_folder", "checkpoint")
 
 
 def is_odd_function(name: str, value: Any) -> bool:
@@ -202,7 +203,8 @@ def check(function: str, name: str, value: Any) -> None:
     try:
         SURFACE[function][0](**{name: value})
     except (ValueError, TypeError) as error:
-        is_named = re.search(rf"\b{name}\b", str(error)) is not None or is_odd_function(name, value)
+        called = rf"\b({name}|{ALSO_CALLED.get(name, name)})\b"
+        is_named = re.search(called, str(error)) is not None or is_odd_function(name, value)
     except OSError:
         is_named = name in PATHS
     assert is_named, f"{function}({name}={value!r})"
