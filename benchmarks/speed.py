@@ -1,103 +1,245 @@
 """
-Environment steps per second of ACER over those of stable-baselines3's A2C, with an LSTM over those of sb3-contrib's
-RecurrentPPO, side by side in one run: the median of some interleaved runs, one thread, and where ACER's time goes.
+What small networks cost, on one thread, everything in one process and by interleaved runs in seconds of processor time:
 
-    python benchmarks/speed.py [--env CartPole-v1] [--policy MlpPolicy] [--runs 5] [--steps 20000]
+- programs: environment steps per second of ACER over those of SB3's A2C, or of sb3-contrib's RecurrentPPO for an LSTM,
+  and where ACER's time goes
+- updates: an update over its floor, which is the same networks by plain functional calls: forward and backward, and the
+  forward pass of the average policy
+- growth: steps per second with larger buffers, wider networks and more environments
+
+    python benchmarks/speed.py [programs] [updates] [growth] [--runs 7] [--steps 4000]
 """
 
 import argparse
 import statistics
 import time
 from collections import defaultdict
+from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
+import numpy as np
 import torch as th
 from sb3_contrib import RecurrentPPO
 from stable_baselines3 import A2C
 from stable_baselines3.common.env_util import make_vec_env
 from tables import record_speed
+from torch.nn import functional as F
+from variants import Levels
 
 from sb3_acer import ACER
+from sb3_acer.heads import QHead
+from sb3_acer.mlp import Chain
+from sb3_acer.policies import ACERPolicy
+from sb3_acer.recurrent import LSTM
 
-# What each policy is compared with. The LSTMs have 64 units here, with everything else as the constructors have it.
-PEERS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "MlpPolicy": (A2C, {}),
-    "MlpLstmPolicy": (RecurrentPPO, {"lstm_hidden_size": 64}),
+Measurement = tuple[str, str, int, float, str]
+LSTM_64 = {"policy_kwargs": {"lstm_hidden_size": 64}}
+
+# Environment, number of environments, its wrapper, policy, what both algorithms get, the peer, and what it gets alone.
+PROGRAMS: dict[str, tuple[str, int, Any, str, dict[str, Any], Any, dict[str, Any]]] = {
+    "CartPole-v1": ("CartPole-v1", 4, None, "MlpPolicy", {}, A2C, {}),
+    "CartPole-v1, 8 environments, A2C with 20 steps": ("CartPole-v1", 8, None, "MlpPolicy", {}, A2C, {"n_steps": 20}),
+    "Pendulum-v1": ("Pendulum-v1", 4, None, "MlpPolicy", {}, A2C, {}),
+    "LunarLander-v3, MultiDiscrete([5, 5])": ("LunarLanderContinuous-v3", 4, Levels, "MlpPolicy", {}, A2C, {}),
+    "CartPole-v1, LSTM": ("CartPole-v1", 4, None, "MlpLstmPolicy", LSTM_64, RecurrentPPO, {}),
 }
+WARM_UP = 6000  # steps, past ACER's replay_start
 
 
-def steps_per_second(model: Any, steps: int) -> float:
-    start = time.perf_counter()
-    model.learn(steps, reset_num_timesteps=False)
-    return steps / (time.perf_counter() - start)
+def seconds(call: Callable[[], Any]) -> float:
+    start = time.process_time()
+    call()
+    return time.process_time() - start
+
+
+def make(algorithm: Any, name: str, n_envs: int, wrapper: Any = None, policy: str = "MlpPolicy", **kwargs: Any) -> Any:
+    env = make_vec_env(name, n_envs=n_envs, seed=0, wrapper_class=wrapper)
+    model = algorithm(policy, env, seed=0, device="cpu", **deepcopy(kwargs))
+    model.learn(WARM_UP)
+    return model
+
+
+def interleaved(calls: dict[str, Callable[[], Any]], n_runs: int) -> dict[str, list[float]]:
+    """Seconds of each call, in turns."""
+    found: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(n_runs):
+        for name, call in calls.items():
+            found[name].append(seconds(call))
+    return found
+
+
+def programs(n_runs: int, steps: int) -> list[Measurement]:
+    rows: list[Measurement] = []
+    for title, (name, n_envs, wrapper, policy, shared, peer, settings) in PROGRAMS.items():
+        models = {
+            peer.__name__: make(peer, name, n_envs, wrapper, policy, **shared, **settings),
+            "ACER": make(ACER, name, n_envs, wrapper, policy, **shared),
+        }
+        learns = {
+            algorithm: lambda model=model: model.learn(steps, reset_num_timesteps=False)
+            for algorithm, model in models.items()
+        }
+        found = interleaved(learns, n_runs)
+        for algorithm, each in found.items():
+            rows += [(f"algorithms, {title}", algorithm, run, steps / took, "steps/s") for run, took in enumerate(each)]
+        ratio = statistics.median(theirs / ours for theirs, ours in zip(*found.values(), strict=True))
+        print(f"{title}: {ratio:.2f} times the steps per second of {peer.__name__}")
+        shares = time_shares(models["ACER"], steps)
+        print("  ", ", ".join(f"{part} {share:.1%}" for part, share in shares.items()))
+        rows += [(f"time, {title}", part, 0, 100 * share, "%") for part, share in shares.items()]
+    return rows
 
 
 def time_shares(model: ACER, steps: int) -> dict[str, float]:
-    """Shares of the wall time of `steps` steps; the rest is SB3's loop, callbacks and logs."""
+    """Shares of the processor time of `steps` steps; the rest is SB3's loop, callbacks and logs."""
     parts: dict[str, list[tuple[Any, str]]] = {
         "environment": [(model.env, "step")],
         "acting": [(model, "_sample_action")],
-        "buffer": [(model, "_store_transition"), (model.replay_buffer, "latest"), (model.replay_buffer, "sample")],
-        "update": [(model, "update")],
+        "storing": [(model, "_store_transition")],
+        "sampling": [(model.replay_buffer, "latest"), (model.replay_buffer, "sample")],
+        "evaluation": [(model.policy, "evaluate")],
+        "average policy": [(model.average_policy, "statistics")],
+        "backward": [(th.autograd, "backward")],
+        "optimiser": [(model.policy.optimizer, "step")],
+        "gradient norm": [(model.policy.flat, "clip_grad_norm")],
+        "the average's move": [(model.average_policy.flat, "average")],
     }
-    seconds: dict[str, float] = defaultdict(float)
-    patched = [(part, owner, name, getattr(owner, name)) for part, methods in parts.items() for owner, name in methods]
+    spent: dict[str, float] = defaultdict(float)
 
     def timed(part: str, method: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
-            start = time.perf_counter()
+            start = time.process_time()
             result = method(*args, **kwargs)
-            seconds[part] += time.perf_counter() - start
+            spent[part] += time.process_time() - start
             return result
 
         return call
 
-    for part, owner, name, method in patched:
-        setattr(owner, name, timed(part, method))
-    start = time.perf_counter()
-    model.learn(steps, reset_num_timesteps=False)
-    total = time.perf_counter() - start
-    for _, owner, name, _ in patched:
-        delattr(owner, name)
-    shares = {part: seconds[part] / total for part in parts}
+    updates = {**parts, "update": [(model, "update")]}
+    patched = [(owner, name, owner.__dict__.get(name)) for methods in updates.values() for owner, name in methods]
+    for part, methods in updates.items():
+        for owner, name in methods:
+            object.__setattr__(owner, name, timed(part, getattr(owner, name)))
+    total = seconds(lambda: model.learn(steps, reset_num_timesteps=False))
+    for owner, name, own in patched:
+        object.__delattr__(owner, name) if own is None else object.__setattr__(owner, name, own)
+    of_update = ("evaluation", "average policy", "backward", "optimiser", "gradient norm", "the average's move")
+    shares = {part: spent[part] / total for part in parts}
+    shares["mathematics"] = spent["update"] / total - sum(shares[part] for part in of_update)
     return {**shares, "the rest": 1 - sum(shares.values())}
+
+
+def floor_of(model: ACER, batch: Any) -> Callable[[], None]:
+    """The networks of an update by plain functional calls: what no implementation in PyTorch's operations can avoid."""
+    policy, average = deepcopy(model.policy), deepcopy(model.average_policy)
+    n_steps, n_sequences = batch.rewards.shape
+    n_rows, rows = n_steps * n_sequences, batch.observations.flatten(0, 1)
+    head, n_samples = policy.q_head, model.n_action_samples
+    shape = (1 + n_samples, n_rows, policy.family.n_features)
+    taken, candidates = th.randn(shape), th.randn(shape)[1:]
+
+    def chain(layers: Chain, x: th.Tensor) -> th.Tensor:
+        for module in layers.modules:
+            x = F.linear(x, module.weight, module.bias) if isinstance(module, th.nn.Linear) else th.tanh(x)  # type: ignore[arg-type]
+        return x
+
+    def features(network: ACERPolicy, recurrent: Any, x: th.Tensor) -> th.Tensor:
+        if not isinstance(recurrent, LSTM):
+            return x
+        outputs: th.Tensor = recurrent.lstm(x.view(-1, n_sequences, x.shape[-1]))[0]
+        return outputs.flatten(0, 1)
+
+    def advantages(hidden: th.Tensor, actions: th.Tensor) -> th.Tensor:
+        return F.linear(th.relu(F.linear(actions, head.action.weight) + hidden), head.advantage.weight)  # type: ignore[arg-type, union-attr]
+
+    def run() -> None:
+        outputs = [
+            chain(policy._pi_chain, features(policy, policy.pi_recurrent, rows)),
+            chain(policy._q_chain, features(policy, policy.q_recurrent, rows)),
+        ]
+        if not isinstance(head, QHead):
+            hidden = outputs[1][:n_rows, 1:]
+            outputs.append(advantages(hidden, taken))
+            with th.no_grad():
+                advantages(hidden, candidates)
+        th.autograd.backward(outputs, [th.ones_like(output) for output in outputs])
+        with th.no_grad():
+            chain(average._pi_chain, features(average, average.pi_recurrent, rows[:n_rows]))
+
+    return run
+
+
+def updates(n_runs: int, steps: int) -> list[Measurement]:
+    rows: list[Measurement] = []
+    for title in ("CartPole-v1", "Pendulum-v1", "LunarLander-v3, MultiDiscrete([5, 5])", "CartPole-v1, LSTM"):
+        name, n_envs, wrapper, policy, shared, *_ = PROGRAMS[title]
+        model = make(ACER, name, n_envs, wrapper, policy, **shared)
+        batch = model.replay_buffer.sample(n_envs, None, np.random.default_rng(0))
+        run_floor, n_calls = floor_of(model, batch), 200
+
+        def repeated(call: Callable[[], Any], n_calls: int = n_calls) -> Callable[[], None]:
+            return lambda: [call() for _ in range(n_calls)] and None
+
+        parts = {"floor": repeated(run_floor), "update": repeated(lambda model=model, batch=batch: model.update(batch))}
+        found = interleaved(parts, n_runs + 1)
+        for part, each in found.items():
+            rows += [(f"update, {title}", part, run, 1000 * took / n_calls, "ms") for run, took in enumerate(each[1:])]
+        ratio = statistics.median(update / floor for floor, update in zip(*found.values(), strict=True))
+        print(f"{title}: an update takes {ratio:.2f} times its floor")
+    return rows
+
+
+def growth(n_runs: int, steps: int) -> list[Measurement]:
+    families: dict[str, dict[str, dict[str, Any]]] = {
+        "buffer": {f"{size:,} steps": {"buffer_size": size // 4} for size in (5_000, 50_000, 200_000, 1_000_000)},
+        "networks": {
+            f"{width} units": {"policy_kwargs": {"net_arch": [width, width]}} for width in (64, 128, 256, 512, 1024)
+        },
+        "environments": {f"{n_envs}": {"n_envs": n_envs} for n_envs in (1, 4, 16, 64)},
+    }
+    rows: list[Measurement] = []
+    for family, variants in families.items():
+        models = {
+            title: make(ACER, "CartPole-v1", kwargs.pop("n_envs", 4), **kwargs) for title, kwargs in variants.items()
+        }
+        if family == "buffer":  # full ones: what is sampled is spread over all of the memory
+            for model in models.values():
+                fill(model)
+        learns = {
+            title: lambda model=model: model.learn(steps, reset_num_timesteps=False) for title, model in models.items()
+        }
+        for title, each in interleaved(learns, n_runs).items():
+            rows += [(f"growth, {family}", title, run, steps / took, "steps/s") for run, took in enumerate(each)]
+            print(f"{family}, {title}: {steps / statistics.median(each):,.0f} steps per second")
+    return rows
+
+
+def fill(model: ACER) -> None:
+    """Repeat the finished slots until the buffer is full."""
+    buffer = model.replay_buffer
+    ring, n_steps = buffer._ring, buffer.n_steps
+    assert ring is not None
+    n_rows = buffer.pos * n_steps
+    for column in (*ring.steps.values(), *ring.observations.values()):
+        rows: th.Tensor = column.ring  # type: ignore[union-attr]
+        for first in range(n_rows, len(rows), n_rows):
+            rows[first : first + n_rows] = rows[: min(n_rows, len(rows) - first)]
+    ring.steps["final_place"].ring[n_rows:] = -1  # type: ignore[index]
+    ring.steps["truncated"].ring[n_rows:] = False  # type: ignore[index]
+    buffer.full = True
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--env", default="CartPole-v1")
-    parser.add_argument("--policy", default="MlpPolicy", choices=PEERS)
-    parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=20_000)
+    benchmarks = {"programs": programs, "updates": updates, "growth": growth}
+    parser.add_argument("benchmarks", nargs="*", help="programs, updates, growth; all of them by default")
+    parser.add_argument("--runs", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=4000, help="environment steps of a run")
     options = parser.parse_args()
     th.set_num_threads(1)
-    peer, policy_kwargs = PEERS[options.policy]
-    models: dict[str, Any] = {
-        algorithm.__name__: algorithm(
-            options.policy,
-            make_vec_env(options.env, n_envs=4, seed=0),
-            policy_kwargs=dict(policy_kwargs),
-            seed=0,
-            device="cpu",
-        )
-        for algorithm in (peer, ACER)
-    }
-    for model in models.values():
-        model.learn(6000)  # past ACER's replay_start
-    rates: dict[str, list[float]] = {name: [] for name in models}
-    for _ in range(options.runs):
-        for name, model in models.items():
-            rates[name].append(steps_per_second(model, options.steps))
-    medians = {name: statistics.median(values) for name, values in rates.items()}
-    ratio = medians["ACER"] / medians[peer.__name__]
-    print(", ".join(f"{name} {median:.0f} steps/s" for name, median in medians.items()), f"ratio {ratio:.2f}", sep=", ")
-    shares = time_shares(models["ACER"], options.steps)
-    for part, share in shares.items():
-        print(f"  {part:<12}{share:6.1%}")
-    task = options.env + ", LSTM" * (peer is RecurrentPPO)
-    speeds = [(name, run, rate) for name, each in rates.items() for run, rate in enumerate(each)]
-    rows = [(f"algorithms, {task}", name, run, rate, "steps/s") for name, run, rate in speeds]
-    record_speed([*rows, *((f"time, {task}", part, 0, 100 * share, "%") for part, share in shares.items())])
+    for name in options.benchmarks or benchmarks:
+        record_speed(benchmarks[name](options.runs, options.steps))
 
 
 if __name__ == "__main__":

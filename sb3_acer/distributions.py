@@ -462,8 +462,10 @@ class DiagonalGaussian(Family):
 
     def ratio(self, stats: th.Tensor, behaviour: th.Tensor, actions: th.Tensor) -> th.Tensor:
         (mean, std), (mu_mean, mu_std) = stats.chunk(2, -1), behaviour.chunk(2, -1)
-        squares = ((actions - mu_mean) / mu_std).square() - ((actions - mean) / std).square()
-        return (0.5 * squares + (mu_std / std).log()).sum(-1).clamp(max=MAX_LOG_RATIO).exp()
+        distances, mu_distances = (actions - mean) / std, (actions - mu_mean) / mu_std
+        log_ratios = th.addcmul((mu_std / std).log(), mu_distances, mu_distances, value=0.5)
+        log_ratios = log_ratios.addcmul_(distances, distances, value=-0.5)
+        return log_ratios.sum(-1).clamp(max=MAX_LOG_RATIO).exp()
 
     def entropy(self, stats: th.Tensor) -> th.Tensor:
         std = stats.chunk(2, -1)[1]
