@@ -350,9 +350,8 @@ class ACER(StableBaselinesInterface):
         the folder has a checkpoint already, this call continues it: a program that was interrupted is started again as
         it was, and ends as if it had never been interrupted. The same call after :meth:`load_checkpoint` does the same.
 
-        What does not continue: times and rates of the log count the interruption out; a progress bar starts at the
-        present step; and Monitor's files have the episodes after the last checkpoint twice, or begin again, as
-        ``override_existing`` says.
+        What does not continue: times and rates in the log leave out the interruption, a progress bar starts at the
+        present step, and Monitor's files begin again unless ``override_existing`` is False.
 
         :param total_timesteps: number of steps of single environments
         :param callback: called after each step of the vectorised environment

@@ -8,6 +8,7 @@ numbers, of MuJoCo the whole ``MjData``.
 """
 
 import io
+import os
 import pickle
 import signal
 from collections.abc import Callable, Iterable, Iterator
@@ -20,7 +21,7 @@ import cloudpickle
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils import EzPickle
-from stable_baselines3.common.monitor import ResultsWriter
+from stable_baselines3.common.monitor import Monitor, ResultsWriter
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecEnvWrapper
 
@@ -152,11 +153,9 @@ def dead_workers_named(env: VecEnv) -> Iterator[None]:
 def _end_of(process: Any, index: int) -> str:
     process.join()
     code = process.exitcode
-    if code < 0:
-        return f"the process of environment {index} was killed by {signal.Signals(-code).name}"
-    return (
-        f"the process of environment {index} ended with exit code {code}: its traceback is printed above, if it has one"
-    )
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    above = ", see its traceback above" if code > 0 else ""
+    return f"the process of environment {index} {how}{above}"
 
 
 def _vec_layers(env: VecEnv) -> list[Any]:
@@ -236,7 +235,8 @@ def _get_layers(env: Any) -> tuple[bytes | None, str]:
         own = [_has_own_state(layer) for layer in layers]
         states = [layer.get_state() if has else _attributes(layer) for layer, has in zip(layers, own, strict=True)]
         names = [type(layer).__qualname__ for layer in layers]
-        return _pickled([names, states], layers), "get_state" if own[-1] else "attributes"
+        files = [_log_file(layer) for layer in layers]
+        return _pickled([names, states, files], layers), "get_state" if own[-1] else "attributes"
     except Exception as error:
         return None, f"{_reason(error)} (environment {type(env.unwrapped).__name__})"
 
@@ -247,7 +247,7 @@ def _set_layers(env: Any, state: bytes) -> str:
     """
     try:
         layers = _layers(env)
-        names, states = _unpickled(state, layers)
+        names, states, files = _unpickled(state, layers)
         if names != [type(layer).__qualname__ for layer in layers]:
             return f"the environment was {' of '.join(names)}, and now it is another"
         for layer, saved in zip(layers, states, strict=True):
@@ -255,6 +255,9 @@ def _set_layers(env: Any, state: bytes) -> str:
                 layer.set_state(saved)
             else:
                 _set_attributes(layer, saved)
+        for layer, (path, size) in zip(layers, files, strict=True):
+            if path and path == _log_file(layer)[0] and os.path.getsize(path) > size:
+                os.truncate(path, size)  # its last episodes are going to be played again
         return ""
     except Exception as error:
         return _reason(error)
@@ -265,6 +268,12 @@ def _layers(env: Any) -> list[Any]:
     while isinstance(layers[-1], gym.Wrapper):
         layers.append(layers[-1].env)
     return layers
+
+
+def _log_file(layer: Any) -> tuple[str, int]:
+    """Path and size of Monitor's file."""
+    writer = getattr(layer, "results_writer", None) if isinstance(layer, Monitor) else None
+    return (writer.file_handler.name, os.path.getsize(writer.file_handler.name)) if writer else ("", 0)
 
 
 def _attributes(layer: Any, without: Iterable[str] = ()) -> dict[str, Any]:

@@ -164,6 +164,7 @@ class ResumableAlgorithm(RolloutAlgorithm):
                 reset_num_timesteps,
                 progress_bar,
             )
+            self._restore_process()  # if there was nothing left to be done
             if self._checkpoints is not None and self.num_timesteps != first:
                 self.save_checkpoint(*self._checkpoints[::2])
         finally:
@@ -197,11 +198,7 @@ class ResumableAlgorithm(RolloutAlgorithm):
 
     def collect_rollouts(self, env: VecEnv, callback: BaseCallback, *args: Any, **kwargs: Any) -> RolloutReturn:
         """Collect a rollout. Before it, all of training's state is that between two steps."""
-        if self._settings is None:
-            self._settings = [_plain_attributes(each) for each in _callbacks(self._callback)]
-        if self._resumed is not None:
-            resumed, self._resumed = self._resumed, None
-            self._restore_process(resumed)
+        self._restore_process()
         if self._checkpoints is not None and self.num_timesteps >= self._next_checkpoint:
             folder, freq, keep = self._checkpoints
             self.save_checkpoint(folder, keep)
@@ -270,9 +267,14 @@ class ResumableAlgorithm(RolloutAlgorithm):
             if self.seed is not None:
                 self.env.seed(self.seed + self.num_timesteps)  # not the episodes of the start again
 
-    def _restore_process(self, resumed: dict[str, Any]) -> None:
+    def _restore_process(self) -> None:
         """Restore what is set by the beginning of learn, or that others use until then."""
         callbacks = _callbacks(self._callback)
+        if self._settings is None:
+            self._settings = [_plain_attributes(callback) for callback in callbacks]
+        resumed, self._resumed = self._resumed, None
+        if resumed is None:
+            return
         saved = deque(resumed["counters"])
         for callback in callbacks:
             counters = next((pair for pair in saved if pair[0] == type(callback).__qualname__), None)

@@ -1,8 +1,12 @@
 """The state of environments: set in another one, that one goes on as the first does."""
 
+import os
+import signal
 import threading
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -12,6 +16,7 @@ from gymnasium.utils import EzPickle
 from stable_baselines3.common.env_util import make_atari_env, make_vec_env
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecFrameStack, VecMonitor, VecNormalize
 
+from sb3_acer import ACER
 from sb3_acer.env_state import EnvStateError, get_env_state, set_env_state
 from tests.helpers import Recall, Recorder
 
@@ -63,8 +68,9 @@ def test_classic_control_goes_on(env_id: str) -> None:
 
 @pytest.mark.skipif(find_spec("mujoco") is None, reason="needs mujoco")
 @pytest.mark.parametrize("env_id", ["HalfCheetah-v5", "Humanoid-v5"])
-def test_mujoco_goes_on(env_id: str) -> None:
+def test_mujoco_goes_on(env_id: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Humanoid's rewards are of positions that are not derived anew from qpos, so the whole MjData is needed."""
+    monkeypatch.chdir(tmp_path)  # for MuJoCo's log of warnings
     assert require_that_another_goes_on(lambda: make_vec_env(env_id, 2), 60) == "attributes"
 
 
@@ -180,3 +186,53 @@ def test_a_state_is_a_copy_and_nothing_changes_by_reading_it() -> None:
     require_same(first, played(other, 50, 2))
     set_env_state(env, state)
     require_same(played(env, 50, 2), first)
+
+
+class Mortal(Recorder):
+    """Ends its process after some steps, or raises an exception."""
+
+    def __init__(self, signum: int | None, n_steps: int) -> None:
+        super().__init__()
+        self.signum = signum
+        self.rest = n_steps
+
+    def step(self, action: Any) -> Any:
+        self.rest -= 1
+        if self.rest == 0:
+            if self.signum is None:
+                raise LookupError("the simulator is gone")
+            os.kill(os.getpid(), self.signum)
+        return super().step(action)
+
+
+@pytest.mark.parametrize(
+    ("signum", "message"),
+    [
+        (signal.SIGKILL, "^the process of environment 1 was killed by SIGKILL$"),
+        (None, "^the process of environment 1 ended with exit code 1, see its traceback above$"),
+    ],
+)
+def test_a_process_that_ended_is_named_and_the_environment_can_be_closed(
+    signum: int | None, message: str, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    # Forked processes have copies of each other's pipes, which then do not tell that one has ended.
+    env = SubprocVecEnv([partial(Mortal, signum, n_steps) for n_steps in (1000, 30)], start_method="spawn")
+    model = ACER("MlpPolicy", env, n_steps=8, buffer_size=100, device="cpu")
+    with pytest.raises(RuntimeError, match=message):
+        model.learn(1000)
+    assert all(not process.is_alive() for process in env.processes)
+    env.close()
+    assert model.replay_buffer.step == 29 - 24  # the steps until then are there, and can be saved
+    model.save(tmp_path / "agent")
+    model.save_checkpoint(tmp_path / "checkpoints", with_env=False)
+    assert ("LookupError: the simulator is gone" in capfd.readouterr().err) == (signum is None)
+
+
+def test_an_error_of_an_environment_in_this_process_is_its_own() -> None:
+    def refuse(action: Any) -> Any:
+        raise ConnectionRefusedError("no simulator")
+
+    env = make_vec_env(Recorder, 1)
+    env.set_attr("step", refuse)
+    with pytest.raises(ConnectionRefusedError, match=r"^no simulator$"):
+        ACER("MlpPolicy", env, device="cpu").learn(10)

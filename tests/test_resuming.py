@@ -162,6 +162,7 @@ def test_a_run_that_was_killed_twice_ends_as_one_that_was_not(
         with pytest.raises(Killed):
             learnt(make, arguments, parts, KillAt(step), folder=tmp_path)
     require_same(learnt(make, arguments, parts, folder=tmp_path), expected)
+    require_same(learnt(make, arguments, parts, folder=tmp_path), expected)  # nothing is left to be done
     require_same(dict(flat(parts.rows)), dict(flat(whole.rows)))
 
 
@@ -174,7 +175,8 @@ def test_environments_in_processes_of_their_own_continue(tmp_path: Path) -> None
 
 
 @pytest.mark.skipif(find_spec("mujoco") is None, reason="needs mujoco")
-def test_halfcheetah_continues(tmp_path: Path) -> None:
+def test_halfcheetah_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # for MuJoCo's log of warnings
     make, rows = normalized("HalfCheetah-v5"), Rows()
     expected = learnt(make, {}, Rows())
     with pytest.raises(Killed):

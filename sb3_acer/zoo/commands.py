@@ -7,6 +7,7 @@ Only the command line imports this module, so ``import sb3_acer`` does not need 
 
 import argparse
 import inspect
+import json
 import runpy
 import shlex
 import subprocess
@@ -28,7 +29,7 @@ from rl_zoo3.utils import get_model_path
 from sb3_acer import __version__
 from sb3_acer.sb2_compat import migration
 from sb3_acer.zoo.display import draw_offscreen, ffmpeg_on_path, figures_saved, watchable_env
-from sb3_acer.zoo.experiment import LOG_FOLDER, Experiment, command
+from sb3_acer.zoo.experiment import ARGUMENTS, LOG_FOLDER, Experiment, command, run_to_resume
 from sb3_acer.zoo.registration import register
 from sb3_acer.zoo.study import open_storage, whole_path
 
@@ -93,14 +94,43 @@ def call(program: Sequence[str], **kwargs: Any) -> int:
 
 
 def train(arguments: list[str]) -> None:
-    """train an agent, evaluate it and plot its learning curve (without arguments: on CartPole-v1)"""
-    run_training("train", arguments or FIRST_RUN)
+    """train an agent, evaluate it and plot its learning curve (without arguments: on CartPole-v1)
+
+    Besides the arguments of rl-zoo there are two for ACER. --checkpoint-freq N saves all of training every N steps and
+    when it ends, in the folder of the run. --resume continues the newest run of the environment that has such a
+    checkpoint, to the bit as if it had not been interrupted, with its arguments; others may be given after it.
+    """
+    parser = argparse.ArgumentParser("sb3-acer train", add_help=False, allow_abbrev=False)
+    parser.add_argument("--checkpoint-freq", type=int)
+    parser.add_argument("--resume", action="store_true")
+    own, rest = parser.parse_known_args(arguments or FIRST_RUN)
+    resumed = None
+    if own.resume:
+        algo, env_id, folder = experiment_of(rest)
+        resumed = run_to_resume(algo, env_id, folder)
+        if resumed is None:
+            sys.exit(f"sb3-acer train: {folder}/{algo} has no run of {env_id} with a checkpoint to resume from")
+        own, rest = parser.parse_known_args([*json.loads((resumed / ARGUMENTS).read_text()), *arguments])
+    if own.checkpoint_freq is not None and own.checkpoint_freq < 1:
+        parser.error(f"--checkpoint-freq must be at least 1, got {own.checkpoint_freq}")
+    with patch.multiple(Experiment, checkpoint_freq=own.checkpoint_freq, arguments=rest, resumed=resumed):
+        run_training("train", rest)
+
+
+def experiment_of(arguments: list[str]) -> tuple[str, str, str]:
+    """
+    :return: algorithm, environment and log folder that are among the arguments of the zoo's train
+    """
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--algo", default="acer")
+    parser.add_argument("--env", default="CartPole-v1")
+    parser.add_argument("-f", "--log-folder", default=LOG_FOLDER)
+    options = parser.parse_known_args(arguments)[0]
+    return options.algo, options.env, options.log_folder
 
 
 def run_training(name: str, arguments: list[str], n_runs: int = 1) -> None:
-    algo_parser = argparse.ArgumentParser(add_help=False)
-    algo_parser.add_argument("--algo", default="acer")
-    algo = algo_parser.parse_known_args(arguments)[0].algo
+    algo = experiment_of(arguments)[0]
     defaults = ["--algo", "acer", "-conf", str(HYPERPARAMS)] if algo == "acer" else []
     with patch.object(Experiment, "n_runs", n_runs), patch.object(rl_zoo3.train, "ExperimentManager", Experiment):
         run_zoo(name, rl_zoo3.train.train, defaults, arguments)

@@ -1,22 +1,34 @@
 """rl-zoo's experiment with a report at the end: the agent's score, its learning curve and the next command."""
 
+import json
+import signal
 import sys
+from collections.abc import Sequence
 from copy import copy
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import optuna
+from huggingface_sb3 import EnvironmentName
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 from rl_zoo3.exp_manager import ExperimentManager
+from rl_zoo3.utils import get_latest_run_id
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import load_results
 from stable_baselines3.common.results_plotter import X_TIMESTEPS, ts2xy, window_func
+from stable_baselines3.common.vec_env import VecEnv
 
+from sb3_acer import ACER
+from sb3_acer.checkpoint import find_checkpoint
+from sb3_acer.resuming import StopOnSignal
+from sb3_acer.storage import replacing
 from sb3_acer.zoo.registration import N_ENVS_RANGE, nearest_trial, sample_acer_params, suggest
 from sb3_acer.zoo.study import begin_study, open_storage
 
+CHECKPOINTS, ARGUMENTS = "checkpoints", "arguments.json"  # in the folder of a run
 LOG_FOLDER = "logs"  # where the zoo's train saves; the default of its other scripts is rl-trained-agents
 EVAL_EPISODES = 100
 
@@ -49,11 +61,61 @@ class Experiment(ExperimentManager):
 
     n_runs = 1
     """training runs of a trial, whose value is their mean"""
+    checkpoint_freq: int | None = None
+    """steps between two checkpoints; None for no checkpoints"""
+    arguments: Sequence[str] = ()
+    """of the command line, for a run that is continued"""
+    resumed: Path | None = None
+    """folder of the run to continue"""
+    stopped_by = 0
+    """number of the signal that ended training"""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if self.trial_id is not None:
             self.trial_id = TrialNumber(self.trial_id)
+        if self.resumed is not None:
+            self.save_path = str(self.resumed)
+            self.params_path = f"{self.save_path}/{self.env_name}"
+
+    def create_envs(self, *args: Any, **kwargs: Any) -> VecEnv:
+        if self.resumed is not None:
+            self.monitor_kwargs = {**self.monitor_kwargs, "override_existing": False}
+        return super().create_envs(*args, **kwargs)
+
+    def learn(self, model: BaseAlgorithm) -> None:
+        """Train as the zoo does; whatever ends training, there is an agent, and a checkpoint if they are asked for."""
+        if not isinstance(model, ACER):
+            super().learn(model)
+            return
+        folder = Path(self.save_path)
+        stop = StopOnSignal()
+        kwargs: dict[str, Any] = {"callback": [*self.callbacks, stop]}
+        if self.log_interval != -1:
+            kwargs["log_interval"] = self.log_interval if self.log_interval >= 0 else None
+        if self.checkpoint_freq is not None:
+            kwargs |= {"checkpoint": folder / CHECKPOINTS, "checkpoint_freq": self.checkpoint_freq}
+            with replacing(folder / ARGUMENTS, "json") as file:
+                file.write(json.dumps([*self.arguments, f"--checkpoint-freq={self.checkpoint_freq}"]).encode())
+        try:
+            with stop.listening():
+                model.learn(self.n_timesteps, **kwargs)
+        except KeyboardInterrupt:  # a second signal
+            pass
+        except Exception:
+            if model.num_timesteps > 0:
+                super().save_trained_model(model)
+                print(f"Agent: {self.save_path}/{self.env_name}.zip", flush=True)
+                if self.checkpoint_freq is not None:
+                    model.save_checkpoint(folder / CHECKPOINTS, with_env=False)
+            if not stop.stopped_by:  # Ctrl-C ends the processes of environments too
+                raise
+        finally:
+            self.stopped_by = stop.stopped_by
+            for callback in self.callbacks[:1]:
+                callback.on_training_end()  # of the progress bar
+            assert model.env is not None
+            model.env.close()
 
     def objective(self, trial: optuna.Trial) -> float:
         experiment = copy(self)  # trials may run in parallel threads
@@ -85,7 +147,9 @@ class Experiment(ExperimentManager):
     def save_trained_model(self, model: BaseAlgorithm) -> None:
         super().save_trained_model(model)
         agent = f"{self.save_path}/{self.env_name}.zip"
-        print(f"Agent: {agent}")
+        print(f"Agent: {agent}", flush=True)
+        if self.stopped_by == signal.SIGTERM:  # there may be no time for more
+            sys.exit(128 + self.stopped_by)
         self.draw_learning_curve()
         if self.eval_freq > 0:  # otherwise the user has asked for no evaluation
             self.evaluate(model, agent)
@@ -136,6 +200,18 @@ def learning_curve(steps: np.ndarray, rewards: np.ndarray, title: str) -> Figure
     axes.grid(alpha=0.3)
     axes.legend(frameon=False, loc="best")
     return figure
+
+
+def run_to_resume(algo: str, env_id: str, folder: str) -> Path | None:
+    """
+    :return: folder of the newest run that has a checkpoint, None if there is none
+    """
+    env_name = EnvironmentName(env_id)
+    for run_id in range(get_latest_run_id(f"{folder}/{algo}/", env_name), 0, -1):
+        path = Path(folder, algo, f"{env_name}_{run_id}")
+        if find_checkpoint(path / CHECKPOINTS) is not None and (path / ARGUMENTS).exists():
+            return path
+    return None
 
 
 def command(name: str, algo: str, env_id: str, folder: str) -> str:

@@ -1,6 +1,9 @@
 """What training and tuning save and report."""
 
+import os
 import shlex
+import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,8 @@ import yaml
 from rl_zoo3.exp_manager import ExperimentManager
 
 from sb3_acer import ACER
+from sb3_acer.checkpoint import find_checkpoint
+from sb3_acer.resuming import StopOnSignal
 from sb3_acer.zoo import commands, experiment, registration
 from sb3_acer.zoo.registration import convert_acer_params
 from tests.zoo.conftest import HYPERPARAMS, SEARCH, SHORT_RUN, finished_trials, sb3_acer
@@ -252,3 +257,78 @@ def test_a_trial_that_meets_a_nan_is_pruned_and_the_search_goes_on(shell: Path) 
     sb3_acer(*search, cwd=shell)
     states = [trial.state.name for trial in finished_trials("logs/acer/Broken-v0.log", "acer-Broken-v0")]
     assert states == ["PRUNED", "COMPLETE"]
+
+
+LONGER = ("-n", "600", "--eval-freq", "150", "--eval-episodes", "1")
+
+
+def episodes(run: Path) -> list[list[str]]:
+    """Rewards and lengths in Monitor's files."""
+    files = sorted(run.glob("*.monitor.csv"))
+    return [[",".join(line.split(",")[:2]) for line in path.read_text().splitlines()[2:]] for path in files]
+
+
+def interrupted_at(step: int, act: Callable[[], None]) -> Callable[[StopOnSignal], bool]:
+    on_step = StopOnSignal._on_step
+
+    def interrupt(callback: StopOnSignal) -> bool:
+        if callback.num_timesteps == step:
+            act()
+        return on_step(callback)
+
+    return interrupt
+
+
+def test_a_run_that_is_terminated_leaves_an_agent_and_continues_to_the_same_end(
+    shell: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sb3_acer("train", *SHORT_RUN, "normalize:True", "n_envs:2", *LONGER, "-f", "whole", cwd=shell)
+    handler = signal.getsignal(signal.SIGTERM)
+    on_step = StopOnSignal._on_step
+    parts = ("normalize:True", "n_envs:2", *LONGER, "-f", "parts", "--checkpoint-freq", "100")
+    monkeypatch.setattr(StopOnSignal, "_on_step", interrupted_at(334, lambda: os.kill(os.getpid(), signal.SIGTERM)))
+    with pytest.raises(SystemExit, match=str(128 + signal.SIGTERM)):
+        sb3_acer("train", *SHORT_RUN, *parts, cwd=shell)
+    monkeypatch.setattr(StopOnSignal, "_on_step", on_step)
+    assert signal.getsignal(signal.SIGTERM) is handler
+    run = shell / "parts/acer/CartPole-v1_1"
+    assert ACER.load(run / "CartPole-v1.zip").num_timesteps == 334
+    printed = sb3_acer("train", "--resume", "-f", "parts", cwd=shell)
+    assert "Agent: parts/acer/CartPole-v1_1/CartPole-v1.zip" in printed.splitlines()
+    whole = shell / "whole/acer/CartPole-v1_1"
+    ours, theirs = (ACER.load(path / "CartPole-v1.zip") for path in (run, whole))
+    for name, value in theirs.average_policy.state_dict().items():
+        np.testing.assert_array_equal(ours.average_policy.state_dict()[name], value)
+    assert episodes(run) == episodes(whole)
+    evaluations, expected = (np.load(path / "evaluations.npz") for path in (run, whole))
+    np.testing.assert_array_equal(evaluations["results"], expected["results"])
+    assert [path.name for path in (shell / "parts/acer").iterdir()] == ["CartPole-v1_1"]
+
+
+def test_an_environment_that_fails_leaves_an_agent_and_a_checkpoint(
+    shell: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("the simulator is gone")
+
+    arguments = ("train", *SHORT_RUN, "n_envs:2", "--eval-freq", "-1", "--checkpoint-freq", "100")
+    on_step = StopOnSignal._on_step
+    monkeypatch.setattr(StopOnSignal, "_on_step", interrupted_at(334, fail))
+    with pytest.raises(RuntimeError, match="the simulator is gone"):
+        sb3_acer(*arguments, cwd=shell)
+    monkeypatch.setattr(StopOnSignal, "_on_step", on_step)
+    run = shell / "logs/acer/CartPole-v1_1"
+    assert ACER.load(run / "CartPole-v1.zip").num_timesteps == 334
+    found = find_checkpoint(run / "checkpoints")
+    assert found is not None
+    assert found.manifest["environment"] == "not saved: training ended within a step"
+    with pytest.warns(UserWarning, match="the environments begin new episodes"):
+        sb3_acer("train", "--resume", cwd=shell)
+    assert ACER.load(run / "CartPole-v1.zip").num_timesteps >= 600
+
+
+def test_what_cannot_be_resumed_is_one_line(shell: Path) -> None:
+    with pytest.raises(SystemExit, match="logs/acer has no run of Acrobot-v1 with a checkpoint to resume from"):
+        commands.main(["train", "--resume", "--env", "Acrobot-v1"])
+    with pytest.raises(SystemExit, match="2"):
+        commands.main(["train", "--checkpoint-freq", "0"])
