@@ -41,7 +41,7 @@ def check_number(name: str, value: Any, low: float = 0.0, high: float = math.inf
     :return: the value, unchanged
     :raises ValueError: if it is no finite number in [``low``, ``high``]; True and False are none
     """
-    rule = f"a number of at least {low:g}" if high == math.inf else f"a number in [{low:g}, {high:g}]"
+    rule = f"a finite number of at least {low:g}" if high == math.inf else f"a number in [{low:g}, {high:g}]"
     is_number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
     require(is_number and math.isfinite(value) and low <= value <= high, name, rule, value)
     return value  # type: ignore[no-any-return]

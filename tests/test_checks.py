@@ -58,9 +58,9 @@ def test_a_number_without_an_upper_bound_is_at_least_zero_and_finite() -> None:
     assert check_number("size", 1e300) == 1e300
     assert check_number("size", 0) == 0
     for value in (-1e-9, math.inf, math.nan):
-        with pytest.raises(ValueError, match=message("a number of at least 0", value)):
+        with pytest.raises(ValueError, match=message("a finite number of at least 0", value)):
             check_number("size", value)
-    with pytest.raises(ValueError, match=message("a number of at least 2.5", 2)):
+    with pytest.raises(ValueError, match=message("a finite number of at least 2.5", 2)):
         check_number("size", 2, 2.5)
 
 
