@@ -17,6 +17,7 @@ from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 
+from sb3_acer import distributed
 from sb3_acer.arguments import ATTRIBUTES, RULES, check_callback, check_env, check_whole, make_env
 from sb3_acer.buffer import SequenceBatch, SequenceReplayBuffer
 from sb3_acer.checks import check_boolean, check_device, check_integer, check_kwargs, check_number, check_seed, require
@@ -283,14 +284,18 @@ class ACER(StableBaselinesInterface):
 
     def set_random_seed(self, seed: int | None = None) -> None:
         """
-        Seed all random draws: those of the libraries and the environments, as SB3 does, and those of training.
+        Seed all random draws: those of the libraries and the environments, as SB3 does, and those of training. Each
+        rank of a group has seeds of its own, derived from the one that all are given; environments have those that
+        they would have in one process.
 
         :param seed: None for fresh generators of training; nothing else is seeded then
         :raises ValueError: if it is no integer in [0, 2^32 - 1]
         """
         seed = check_seed("seed", seed)
-        super().set_random_seed(seed)
-        self._rngs = Generators(*(np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(4)))
+        rank = distributed.rank()
+        super().set_random_seed(None if seed is None else (seed + rank * self.n_envs) % 2**32)
+        seeds = np.random.SeedSequence(seed, n_children_spawned=len(Generators._fields) * rank)
+        self._rngs = Generators(*map(np.random.default_rng, seeds.spawn(len(Generators._fields))))
 
     @classmethod
     def load(
@@ -420,6 +425,7 @@ class ACER(StableBaselinesInterface):
         # Without an interval, callbacks may write the log at any time.
         if self._log_interval is None or self._n_rollouts % self._log_interval == 0:
             logged = [metrics(self.policy.family, update, self.correction_term) for update in updates]
+            logged = [row for rows in distributed.gather(logged) for row in rows]
             for name in logged[0]:
                 self.logger.record(f"train/{name}", np.mean([each[name] for each in logged]))
             if self.full_tensorboard_log:
@@ -437,7 +443,7 @@ class ACER(StableBaselinesInterface):
         """
         One step of policy, critic and average policy.
 
-        :param batch: B sequences of T steps, on-policy or replayed
+        :param batch: B sequences of T steps, on-policy or replayed; in a group, this rank's part of the whole batch
         :return: what was computed on the way
         :raises ValueError: if a gradient is NaN or infinite; nothing has changed then
         """
@@ -445,6 +451,7 @@ class ACER(StableBaselinesInterface):
         update = compute_update(policy, average, batch, self.settings(), self._rngs.candidates)
         policy.flat.zero_grad()
         th.autograd.backward(update.outputs, update.gradients)
+        distributed.average(policy.flat.gradients())
         update = update._replace(grad_norm=policy.flat.clip_grad_norm(self.max_grad_norm))
         self._require_finite_update(update)
         policy.optimizer.step()
@@ -465,15 +472,23 @@ class ACER(StableBaselinesInterface):
     def _require_finite_update(self, update: Update) -> None:
         if np.isfinite(update.grad_norm):
             return
+        found = distributed.gather(self._find_not_finite(update))
+        if not any(found):
+            raise ValueError(
+                f"the gradient must be finite, got a norm of {update.grad_norm} in update {self._n_updates} on "
+                f"sequences from the environments {np.unique(update.batch.envs).tolist()}: the update was not made"
+            )
+        of_ranks = [f"on rank {rank} " * (len(found) > 1) + text for rank, text in enumerate(found) if text]
+        raise ValueError(f"{'; '.join(of_ranks)}: the update was not made")
+
+    def _find_not_finite(self, update: Update) -> str:
+        """What is NaN or infinite in this rank's sequences, and where first; empty if nothing is."""
         for name in ("ratio", "q_ret", "g", "z"):
             value = getattr(update, name)
             if not value.isfinite().all():
                 step, sequence = (~value.isfinite()).nonzero()[0, :2].tolist()
-                raise ValueError(
+                return (
                     f"{name} must be finite, got {value[step, sequence].tolist()} in update {self._n_updates} at step "
-                    f"{step} of a sequence from environment {update.batch.envs[sequence]}: the update was not made"
+                    f"{step} of a sequence from environment {update.batch.envs[sequence]}"
                 )
-        raise ValueError(
-            f"the gradient must be finite, got a norm of {update.grad_norm} in update {self._n_updates} on "
-            f"sequences from the environments {np.unique(update.batch.envs).tolist()}: the update was not made"
-        )
+        return ""

@@ -181,6 +181,12 @@ class FlatParameters:
             if vector.grad is not None:
                 vector.grad.zero_()
 
+    def gradients(self) -> list[th.Tensor]:
+        """
+        :return: the vectors' gradients, not copied
+        """
+        return [vector.grad for vector in self.vectors if vector.grad is not None]
+
     def clip_grad_norm(self, max_norm: float | None) -> float:
         """
         Scale all gradients together to a norm of at most ``max_norm``.
@@ -188,7 +194,7 @@ class FlatParameters:
         :param max_norm: None for no bound
         :return: the norm before
         """
-        gradients = [vector.grad for vector in self.vectors if vector.grad is not None]
+        gradients = self.gradients()
         norm = math.hypot(*(th.linalg.vector_norm(gradient).item() for gradient in gradients))
         if max_norm is not None and norm > max_norm:
             for gradient in gradients:

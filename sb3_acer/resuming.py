@@ -22,8 +22,8 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_acer.checkpoint import Checkpoint, find_checkpoint, new_checkpoint
 from sb3_acer.checks import check_integer, require
+from sb3_acer.data_parallel import DataParallelAlgorithm
 from sb3_acer.env_state import EnvState, EnvStateError, get_env_state, set_env_state
-from sb3_acer.rollouts import RolloutAlgorithm
 from sb3_acer.storage import opened, read_state, replacing, write_state
 
 _AGENT, _BUFFER, _TRAINING = "agent.zip", "replay_buffer.npz", "training.npz"
@@ -40,7 +40,7 @@ _PLAIN = (bool, int, float, str, bytes, type(None), np.generic, np.random.Genera
 SelfResumable = TypeVar("SelfResumable", bound="ResumableAlgorithm")
 
 
-class ResumableAlgorithm(RolloutAlgorithm):
+class ResumableAlgorithm(DataParallelAlgorithm):
     """Saves its training with everything that this depends on, and continues it."""
 
     _resumed: dict[str, Any] | None = None

@@ -16,6 +16,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb3_acer.checks import check_array, check_boolean, check_parameters
 from sb3_acer.demonstrations.cloning import behaviour_cloning
 from sb3_acer.demonstrations.dataset import ExpertDataset
+from sb3_acer.distributed import world_size
 from sb3_acer.policies import ACERPolicy
 from sb3_acer.resuming import ResumableAlgorithm
 from sb3_acer.update import Update
@@ -61,7 +62,7 @@ class StableBaselinesInterface(ResumableAlgorithm):
             "mus": self._behaviour,
             "states": self._states_after,
             "masks": self._episode_starts,
-            "steps": self.num_timesteps - self.n_envs * (self.replay_buffer.step + 1),
+            "steps": self.num_timesteps - world_size() * self.n_envs * (self.replay_buffer.step + 1),
             "samples_number": self._n_replays,
         }
 

@@ -1,0 +1,188 @@
+"""Data-parallel training: the ranks of a torch.distributed group train one agent, each on its own environments."""
+
+from copy import deepcopy
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+from stable_baselines3.common.callbacks import (
+    BaseCallback,
+    CallbackList,
+    CheckpointCallback,
+    EvalCallback,
+    EventCallback,
+    ProgressBarCallback,
+)
+from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.running_mean_std import RunningMeanStd
+from stable_baselines3.common.type_aliases import MaybeCallback, RolloutReturn
+from stable_baselines3.common.vec_env import VecEnv
+
+from sb3_acer import distributed
+from sb3_acer.distributed import Moments
+from sb3_acer.rollouts import RolloutAlgorithm
+
+OF_FIRST_RANK = (EvalCallback, CheckpointCallback, ProgressBarCallback)
+"""Callbacks that only rank 0 calls: they evaluate, save or print."""
+
+
+class Report(NamedTuple):
+    """What a rank tells the others after a rollout."""
+
+    error: str = ""
+    """why there is no rollout"""
+    stops: bool = False
+    """whether a callback wants to stop training"""
+    episodes: tuple[dict[str, Any], ...] = ()
+    """what Monitor says of the episodes that ended"""
+    n_episodes: int = 0
+    moments: tuple[Moments, ...] = ()
+    """of VecNormalize's statistics"""
+
+
+class OnRank:
+    """
+    Wraps a callback in a group. Steps of the other ranks are counted, and a callback that wants to stop training is
+    heard at the end of the rollout, by all ranks alike.
+
+    :param callback: the callback
+    :param n_others: environments of the other ranks
+    """
+
+    def __init__(self, callback: BaseCallback, n_others: int) -> None:
+        self._callback = callback
+        self._n_others = n_others
+        self.stops = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._callback, name)
+
+    def update_locals(self, locals_: dict[str, Any]) -> None:
+        self._callback.model.num_timesteps += self._n_others  # the base class has counted its own
+        self._callback.update_locals(locals_)
+
+    def on_step(self) -> bool:
+        self.stops |= not self._callback.on_step()
+        return True
+
+
+class DataParallelAlgorithm(RolloutAlgorithm):
+    """
+    Trains on all ranks of a group, if there is one. The ranks take the same number of steps, so they meet after each
+    rollout, and then for each update: nothing else is waited for, and nobody leaves alone.
+
+    ``learn`` begins with the parameters, the optimiser and the statistics of rank 0.
+    """
+
+    _infos: list[dict[str, Any]]
+    """of the episodes that ended on this rank in the rollout under way"""
+    _common: list[Moments]
+    """of VecNormalize's statistics when they were last the same on all ranks"""
+
+    def _excluded_save_params(self) -> list[str]:
+        return [*super()._excluded_save_params(), "_infos", "_common"]
+
+    def _setup_learn(
+        self,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        reset_num_timesteps: bool = True,
+        tb_log_name: str = "run",
+        progress_bar: bool = False,
+    ) -> tuple[int, BaseCallback]:
+        if distributed.world_size() > 1:
+            self._meet(total_timesteps, reset_num_timesteps)
+            if distributed.rank() > 0:
+                self.set_logger(Logger(None, []))
+                callback, progress_bar = _without_first_ranks(callback), False
+        return super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
+
+    def _meet(self, total_timesteps: int, reset_num_timesteps: bool) -> None:
+        """Let all ranks begin as rank 0 does."""
+        distributed.meet()
+        names = ("n_envs", "n_steps", "batch_size", "replay_ratio", "replay_start", "_log_interval", "num_timesteps")
+        arguments = {"total_timesteps": total_timesteps, "reset_num_timesteps": reset_num_timesteps}
+        buffer = {f"replay_buffer.{name}": getattr(self.replay_buffer, name) for name in ("step", "n_slots", "pos")}
+        distributed.require_equal({**{name: getattr(self, name) for name in names}, **arguments, **buffer})
+        parameters, moments, schedule = distributed.from_first(
+            (self.get_parameters(), self._moments(), self._rngs.schedule)
+        )
+        if distributed.rank() > 0:
+            self.set_parameters(parameters, device=self.device)
+        self._rngs = self._rngs._replace(schedule=schedule)
+        self._infos = []
+        self._set_moments(moments)
+
+    def collect_rollouts(self, env: VecEnv, callback: BaseCallback, *args: Any, **kwargs: Any) -> RolloutReturn:
+        """Collect a rollout. A rank on which this fails lets all fail."""
+        n_ranks = distributed.world_size()
+        if n_ranks == 1:
+            return super().collect_rollouts(env, callback, *args, **kwargs)
+        on_rank = OnRank(callback, (n_ranks - 1) * env.num_envs)
+        n_episodes = self._episode_num
+        try:
+            rollout = super().collect_rollouts(env, cast(BaseCallback, on_rank), *args, **kwargs)
+        except Exception as error:
+            distributed.gather(Report(f"rank {distributed.rank()} has failed: {type(error).__name__}: {error}"))
+            raise
+        n_episodes = self._episode_num - n_episodes
+        report = Report("", on_rank.stops, tuple(self._infos), n_episodes, tuple(self._moments()))
+        stops = self._hear(distributed.gather(report), n_episodes)
+        if stops:  # learn would leave without it
+            self.train(self.gradient_steps, self.batch_size)
+        return rollout._replace(continue_training=not stops)
+
+    def _hear(self, reports: list[Report], own_episodes: int) -> bool:
+        """
+        :return: whether training stops
+        """
+        errors = [report.error for report in reports if report.error]
+        if errors:
+            raise RuntimeError(f"training stops: {'; '.join(errors)}")
+        self._infos = []
+        infos = [info for report in reports for info in report.episodes]
+        super()._update_info_buffer(infos, np.ones(len(infos), bool))
+        self._episode_num += sum(report.n_episodes for report in reports) - own_episodes
+        of_ranks = zip(*(report.moments for report in reports), strict=True)
+        self._set_moments(
+            [distributed.pooled(common, each) for common, each in zip(self._common, of_ranks, strict=True)]
+        )
+        distributed.average([buffer for buffer in self.policy.flat.buffers() if buffer.is_floating_point()])
+        return any(report.stops for report in reports)
+
+    def _update_info_buffer(self, infos: list[dict[str, Any]], dones: np.ndarray | None = None) -> None:
+        """In a group the episodes of all ranks are taken down after the rollout, in the same order on all ranks."""
+        if distributed.world_size() == 1:
+            super()._update_info_buffer(infos, dones)
+            return
+        assert dones is not None
+        told = ("episode", "is_success")
+        ended = [infos[env] for env in np.flatnonzero(dones)]
+        self._infos += [{name: info[name] for name in told if name in info} for info in ended]
+
+    def _statistics(self) -> list[RunningMeanStd]:
+        """VecNormalize's."""
+        normalize = self._vec_normalize_env
+        found = [getattr(normalize, name, None) for name in ("obs_rms", "ret_rms")]
+        parts = [part for each in found for part in (each.values() if isinstance(each, dict) else [each])]
+        return [part for part in parts if part is not None]
+
+    def _moments(self) -> list[Moments]:
+        return [Moments(each.mean, each.var, each.count) for each in self._statistics()]
+
+    def _set_moments(self, moments: list[Moments]) -> None:
+        self._common = deepcopy(moments)
+        for each, (mean, var, count) in zip(self._statistics(), moments, strict=True):
+            each.mean, each.var, each.count = mean, var, count
+
+
+def _without_first_ranks(callback: Any) -> Any:
+    """A callback, or a list of such, without those that only rank 0 calls."""
+    if isinstance(callback, OF_FIRST_RANK):
+        return None
+    if isinstance(callback, list):
+        return [kept for each in callback if (kept := _without_first_ranks(each)) is not None]
+    if isinstance(callback, CallbackList):
+        return CallbackList(_without_first_ranks(callback.callbacks))
+    if isinstance(callback, EventCallback):
+        callback.callback = _without_first_ranks(callback.callback)
+    return callback

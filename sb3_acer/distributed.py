@@ -1,0 +1,211 @@
+"""
+What the processes of a torch.distributed group, its ranks, tell each other in data-parallel training.
+
+Without a group, or in a group of one, the functions return at once. All others must be called by all ranks, in the same
+order. Objects are sent as pickles, so all ranks must be trusted.
+"""
+
+import io
+import os
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import psutil
+import torch as th
+import torch.distributed as dist
+
+_LOST = "sb3_acer/lost"
+_SECONDS_TO_DIE = 5.0  # from the end of a process's connections to its own
+
+T = TypeVar("T")
+
+
+class RankLostError(RuntimeError):
+    """A rank has ended, and training cannot go on without it."""
+
+
+class Moments(NamedTuple):
+    """Mean, variance and number of some values."""
+
+    mean: np.ndarray
+    var: np.ndarray
+    n: float
+
+
+class Process(NamedTuple):
+    """The process of a rank."""
+
+    host: str
+    pid: int
+    created: float
+    """seconds since the epoch: a process's number may be given again"""
+
+
+def world_size() -> int:
+    """
+    :return: the number of ranks; 1 without a group
+    """
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """
+    :return: the number of this rank, from 0
+    """
+    return dist.get_rank() if world_size() > 1 else 0
+
+
+@contextmanager
+def torchrun_group() -> Iterator[None]:
+    """
+    The group that torchrun describes in environment variables, if it has started this process: gloo for tensors on the
+    CPU, nccl for those on GPUs, of which each rank has its own.
+    """
+    if not dist.is_available() or not dist.is_torchelastic_launched() or dist.is_initialized():
+        yield
+        return
+    if th.cuda.is_available():
+        th.cuda.set_device(int(os.environ["LOCAL_RANK"]) % th.cuda.device_count())
+    dist.init_process_group()
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def average(vectors: Sequence[th.Tensor]) -> None:
+    """
+    Replace vectors by their means over the ranks, which are equal on all ranks to the bit.
+
+    :param vectors: of the same sizes on all ranks
+    """
+    n_ranks = world_size()
+    if n_ranks > 1:
+        with _lost_rank_named():
+            for vector in vectors:
+                dist.all_reduce(vector)
+                vector.div_(n_ranks)
+
+
+def gather(value: T) -> list[T]:
+    """
+    :param value: anything that can be pickled
+    :return: the values of all ranks, by rank
+    """
+    if world_size() == 1:
+        return [value]
+    values: list[Any] = [None] * world_size()
+    with _lost_rank_named():
+        dist.all_gather_object(values, value)
+    return values
+
+
+def from_first(value: T) -> T:
+    """
+    :param value: tensors, arrays and other values that can be pickled; those of other ranks than the first are not used
+    :return: the value of rank 0; tensors are on the CPU
+    """
+    if world_size() == 1:
+        return value
+    file = io.BytesIO()
+    if rank() == 0:
+        th.save(value, file)
+    sent = [file.getvalue()]
+    with _lost_rank_named():
+        dist.broadcast_object_list(sent)
+    received: T = th.load(io.BytesIO(sent[0]), "cpu", weights_only=False)
+    return received
+
+
+def require_equal(values: dict[str, Any]) -> None:
+    """
+    :param values: values by their names
+    :raises ValueError: on all ranks, if a value is not the same on all of them
+    """
+    of_ranks = gather(values)
+    for name in values:
+        each = [of_rank[name] for of_rank in of_ranks]
+        if any(value != each[0] for value in each[1:]):
+            raise ValueError(f"{name} must be equal on all ranks, got {each}")
+
+
+def pooled(common: Moments, of_ranks: Sequence[Moments]) -> Moments:
+    """
+    Moments of the values of all ranks together.
+
+    :param common: moments that all ranks had
+    :param of_ranks: those of each rank after some more values
+    :return: the moments of the values before and of all ranks' later values
+    """
+    count = common.n + sum(each.n - common.n for each in of_ranks)
+    if count == common.n:
+        return common
+    # Sums of the values and of their squares, as distances from the common mean: nothing large cancels.
+    shifts = [each.mean - common.mean for each in of_ranks]
+    before = common.n * common.var
+    total = sum(each.n * shift for each, shift in zip(of_ranks, shifts, strict=True))
+    squares = sum(each.n * (each.var + shift**2) - before for each, shift in zip(of_ranks, shifts, strict=True))
+    shift = total / count
+    return Moments(common.mean + shift, (before + squares) / count - shift**2, count)
+
+
+def meet() -> None:
+    """
+    Exchange the names of the processes, from which a rank that is lost is named later.
+    """
+    if world_size() > 1:
+        _processes(dist.group.WORLD)
+
+
+@lru_cache(maxsize=1)
+def _processes(group: Any) -> list[Process]:
+    """The processes of all ranks of a group."""
+    return gather(Process(socket.gethostname(), os.getpid(), psutil.Process().create_time()))
+
+
+@contextmanager
+def _lost_rank_named() -> Iterator[None]:
+    """
+    :raises RankLostError: in place of the error of a connection, which does not say whose it was
+    """
+    try:
+        yield
+    except RankLostError:
+        raise
+    except RuntimeError as error:
+        lost = _find_lost()
+        if not lost:
+            raise
+        # The others leave next. They find the first message, unless the store was in the process that has ended.
+        with suppress(RuntimeError):
+            lost = dist.distributed_c10d._get_default_store().compare_set(_LOST, "", lost).decode()
+        raise RankLostError(f"training stops: {lost}") from error
+
+
+def _find_lost() -> str:
+    """Which ranks on this machine have ended, or which may have, on others; empty if none is known."""
+    if not _processes.cache_info().currsize:
+        return ""
+    ranks = list(enumerate(_processes(dist.group.WORLD)))
+    deadline = time.monotonic() + _SECONDS_TO_DIE
+    here = socket.gethostname()
+    while time.monotonic() < deadline:
+        ended = [f"rank {number} (process {each.pid})" for number, each in ranks if each.host == here and _ended(each)]
+        if ended:
+            return f"{' and '.join(ended)} of {len(ranks)} on {here} has ended"
+        time.sleep(0.05)
+    others = [f"{number} on {each.host}" for number, each in ranks if each.host != here]
+    return f"a rank on another machine has ended, one of {', '.join(others)}" if others else ""
+
+
+def _ended(process: Process) -> bool:
+    try:
+        found = psutil.Process(process.pid)
+        return bool(found.status() == psutil.STATUS_ZOMBIE or found.create_time() != process.created)
+    except psutil.NoSuchProcess:
+        return True

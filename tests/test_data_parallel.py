@@ -1,0 +1,332 @@
+"""The ranks of a group train one agent: the same algorithm, with the environments of all."""
+
+import os
+import signal
+from typing import Any
+
+import numpy as np
+import pytest
+import torch as th
+from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EvalCallback, EveryNTimesteps
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.logger import KVWriter, Logger
+from stable_baselines3.common.running_mean_std import RunningMeanStd
+from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecNormalize
+
+from sb3_acer import ACER
+from sb3_acer.buffer import SequenceBatch
+from tests.helpers import Recorder
+from tests.ranks import RankError, on_ranks
+
+SMALL: dict[str, Any] = {"n_steps": 8, "buffer_size": 200, "replay_start": 32, "device": "cpu", "seed": 3}
+SMALL["policy_kwargs"] = {"net_arch": [8]}
+
+
+def make_model(env: Any = "CartPole-v1", **arguments: Any) -> ACER:
+    env = env if isinstance(env, VecEnv) else make_vec_env(env, 2)
+    return ACER("MlpPolicy", env, **{**SMALL, **arguments})
+
+
+def networks(model: ACER) -> list[np.ndarray]:
+    """All numbers of policy, average policy and optimiser."""
+    state = model.policy.optimizer.state_dict()["state"]
+    tensors = [part for number in state for part in state[number].values() if isinstance(part, th.Tensor)]
+    vectors = [*model.policy.flat.vectors, *model.average_policy.flat.vectors, *tensors]
+    return [vector.detach().numpy().copy() for vector in vectors]
+
+
+def require_same(ours: list[np.ndarray], theirs: list[np.ndarray]) -> None:
+    for mine, other in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(mine, other)
+
+
+class Columns:
+    """A generator that draws for the sequences of all ranks, and returns those of one."""
+
+    def __init__(self, columns: slice, n_sequences: int) -> None:
+        self.columns, self.n_sequences = columns, n_sequences
+        self.rng = np.random.default_rng(5)
+
+    def random(self, shape: tuple[int, ...]) -> np.ndarray:
+        own = len(range(self.n_sequences)[self.columns])
+        drawn = self.rng.random((shape[0] // own, self.n_sequences, *shape[1:]))
+        return drawn[:, self.columns].reshape(shape)
+
+
+def part(batch: SequenceBatch, columns: slice) -> SequenceBatch:
+    """Some of a batch's sequences, none of which is truncated."""
+    assert len(batch.final_steps) == 0
+    values = {name: getattr(batch, name)[:, columns] for name in (*batch._fields[:6], "weights")}
+    values |= {name: getattr(batch, name)[columns] for name in ("states", "slots", "envs")}
+    return batch._replace(**values)
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
+def test_an_update_of_two_ranks_is_that_of_one_process_on_the_sequences_of_both(env_id: str) -> None:
+    # Steps of plain gradient descent: RMSProp enlarges gradients that are hardly more than rounding.
+    arguments: dict[str, Any] = {"learning_rate": 0.05, "lr_schedule": "constant", "max_grad_norm": 0.5}
+    arguments["policy_kwargs"] = {"net_arch": [8], "optimizer_class": th.optim.SGD}
+    model = make_model(env_id, **arguments).learn(64)
+    batches = [model.replay_buffer.sample(6, rng=np.random.default_rng(index)) for index in range(3)]
+    start = model.get_parameters()
+
+    def updated(rank: int, columns: slice) -> tuple[list[np.ndarray], list[float]]:
+        learner = make_model(env_id, **arguments)
+        learner.set_parameters(start, device="cpu")
+        rng: Any = Columns(columns, 6)
+        learner._rngs = learner._rngs._replace(candidates=rng)
+        norms = [learner.update(part(batch, columns)).grad_norm for batch in batches]
+        return networks(learner), norms
+
+    expected, expected_norms = updated(0, slice(0, 6))
+    before = networks(model)
+    (ours, norms), (theirs, _) = on_ranks(lambda rank: updated(rank, slice(3 * rank, 3 * rank + 3)))
+    require_same(ours, theirs)
+    np.testing.assert_allclose(norms, expected_norms, rtol=1e-4)
+    for old, mine, other in zip(before, ours, expected, strict=True):
+        assert np.abs(mine - old).max() > 1e-3
+        np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-7)
+
+
+class Seen(VecEnvWrapper):
+    """Keeps all observations that the environments make."""
+
+    def __init__(self, venv: VecEnv) -> None:
+        super().__init__(venv)
+        self.observations: list[Any] = []
+
+    def reset(self) -> Any:
+        self.observations.append(self.venv.reset())
+        return self.observations[-1]
+
+    def step_wait(self) -> Any:
+        step = self.venv.step_wait()
+        self.observations.append(step[0])
+        return step
+
+
+class Rows(KVWriter):
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+
+    def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
+        self.rows.append(dict(key_values))
+
+    def close(self) -> None:
+        pass
+
+
+def learnt(rank: int) -> dict[str, Any]:
+    seen = Seen(make_vec_env("CartPole-v1", 2))
+    model = make_model(VecNormalize(seen), seed=None, replay_ratio=1)  # seeds of its own on each rank
+    rows = Rows()
+    episodes: list[float] = []
+    model.set_logger(Logger(None, [rows]))
+
+    def remember(step: dict[str, Any], _: dict[str, Any]) -> bool:
+        episodes.extend(info["episode"]["r"] for info in step["infos"] if "episode" in info)
+        return True
+
+    model.learn(640, remember, log_interval=5)
+    normalize = model.get_vec_normalize_env()
+    assert normalize is not None
+    statistics = [normalize.obs_rms, normalize.ret_rms]
+    return {
+        "networks": networks(model),
+        "moments": [np.array(part) for each in statistics for part in vars(each).values() if part is not None],
+        "seen": np.array(seen.observations),
+        "counts": [model.num_timesteps, model._n_updates, model._n_rollouts, model._episode_num],
+        "rate": model.policy.optimizer.param_groups[0]["lr"],
+        "steps": model.replay_buffer.size() * model.n_envs,
+        "episodes": episodes,
+        "kept": [episode["r"] for episode in model.ep_info_buffer or []],
+        "rows": rows.rows,
+        "draws": [rng.random() for rng in model._rngs],
+    }
+
+
+@pytest.fixture(scope="module")
+def trained() -> list[dict[str, Any]]:
+    """Two ranks that have learnt, with normalisation."""
+    results = on_ranks(learnt)
+    assert all(isinstance(each, dict) for each in results), results
+    return results
+
+
+def test_networks_are_equal_on_all_ranks_to_the_bit(trained: list[dict[str, Any]]) -> None:
+    require_same(trained[0]["networks"], trained[1]["networks"])
+
+
+def test_steps_of_all_ranks_are_counted(trained: list[dict[str, Any]]) -> None:
+    assert trained[0]["counts"] == trained[1]["counts"]
+    assert trained[0]["counts"][::2] == [640, 20]  # rollouts of 2 ranks x 2 environments x 8 steps
+    assert trained[0]["steps"] + trained[1]["steps"] == 640
+    assert trained[0]["rate"] == pytest.approx(0, abs=1e-9)  # the schedule has come to its end
+
+
+def test_experience_and_draws_differ_by_rank_but_for_the_number_of_replays(trained: list[dict[str, Any]]) -> None:
+    first, second = (each["seen"][0] for each in trained)
+    assert len({tuple(row) for row in (*first, *second)}) == 4
+    *ours, schedule = trained[0]["draws"]
+    *theirs, shared = trained[1]["draws"]
+    assert schedule == shared
+    assert len({*ours, *theirs}) == 6
+
+
+def test_statistics_are_those_of_the_observations_of_all_ranks(trained: list[dict[str, Any]]) -> None:
+    require_same(trained[0]["moments"], trained[1]["moments"])
+    whole = RunningMeanStd(shape=(4,))
+    for each in trained:
+        whole.update(each["seen"].reshape(-1, 4))
+    np.testing.assert_allclose(trained[0]["moments"][0], whole.mean, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(trained[0]["moments"][1], whole.var, rtol=1e-5)
+    assert trained[0]["moments"][2] == pytest.approx(whole.count)
+
+
+def test_rank_0_alone_logs_with_the_episodes_of_all(trained: list[dict[str, Any]]) -> None:
+    assert trained[1]["rows"] == []
+    assert [row["time/total_timesteps"] for row in trained[0]["rows"]] == [160, 320, 480, 640]
+    of_all = [*trained[0]["episodes"], *trained[1]["episodes"]]
+    assert trained[0]["kept"] == trained[1]["kept"]
+    assert sorted(trained[0]["kept"]) == sorted(of_all)
+    last = trained[0]["rows"][-1]
+    assert last["time/episodes"] == len(of_all) == trained[0]["counts"][-1]
+    assert last["rollout/ep_rew_mean"] == pytest.approx(np.mean(of_all))
+
+
+def test_environments_have_the_seeds_that_they_would_have_in_one_process() -> None:
+    def first_observations(n_envs: int) -> Any:
+        model = make_model(make_vec_env("CartPole-v1", n_envs))
+        model._setup_learn(100)
+        return model._last_obs
+
+    np.testing.assert_array_equal(np.concatenate(on_ranks(lambda rank: first_observations(2))), first_observations(4))
+
+
+def test_without_a_group_a_seed_gives_what_rank_0_draws() -> None:
+    def draws(rank: int) -> list[float]:
+        return [rng.random() for rng in make_model()._rngs]
+
+    ours, theirs = on_ranks(draws)
+    assert draws(0) == ours
+    assert not {*ours} & {*theirs}
+
+
+class StopAt(BaseCallback):
+    """Wants to stop after some calls."""
+
+    def __init__(self, n_calls: int | None) -> None:
+        super().__init__()
+        self.at = n_calls
+        self.seen: list[int] = []
+
+    def _on_step(self) -> bool:
+        self.seen.append(self.num_timesteps)
+        return self.n_calls != self.at
+
+
+def test_a_callback_that_stops_training_on_one_rank_stops_all_at_the_end_of_the_rollout() -> None:
+    def act(rank: int) -> Any:
+        model, callback = make_model(), StopAt(11 if rank == 1 else None)
+        model.learn(640, callback)
+        stopped = (model.num_timesteps, model._n_rollouts, model.replay_buffer.step, callback.seen)
+        model.learn(64, reset_num_timesteps=False)
+        return stopped, model.num_timesteps, networks(model)
+
+    (ours, total, mine), (theirs, _, others) = on_ranks(act)
+    assert ours == theirs == (64, 2, 0, list(range(4, 68, 4)))
+    assert total == 128
+    require_same(mine, others)
+
+
+def test_evaluations_are_of_rank_0_and_stop_all(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("evaluations")
+
+    class StopAfterTwo(BaseCallback):
+        def _on_step(self) -> bool:
+            return self.n_calls < 2
+
+    def act(rank: int) -> Any:
+        env = make_vec_env("CartPole-v1", 1)
+        path = str(folder / str(rank))
+        evaluation = EvalCallback(
+            env, callback_after_eval=StopAfterTwo(), eval_freq=12, n_eval_episodes=1, log_path=path, verbose=0
+        )
+        nested = CallbackList([EveryNTimesteps(4, evaluation)])
+        model = make_model().learn(640, [nested] if rank else evaluation)
+        return model.num_timesteps, len(evaluation.evaluations_timesteps), os.path.exists(path)
+
+    assert on_ranks(act) == [(96, 2, True), (96, 0, False)]
+
+
+def test_an_error_on_one_rank_stops_all() -> None:
+    def act(rank: int) -> Any:
+        model = make_model(make_vec_env(lambda: Recorder(length=50), 2))
+        model.learn(64)
+        before = networks(model)
+        if rank == 1:
+            model.env.envs[1].unwrapped.spoil = (20, "reward", np.nan)  # type: ignore[union-attr]
+        kind = ValueError if rank == 1 else RuntimeError
+        with pytest.raises(kind) as raised:
+            model.learn(640, reset_num_timesteps=False)
+        require_same(networks(model), before)
+        return str(raised.value)
+
+    ours, theirs = on_ranks(act)
+    assert theirs.startswith("reward must be finite, got nan from environment 1")
+    assert ours == f"training stops: rank 1 has failed: ValueError: {theirs}"
+
+
+def test_nan_in_a_sequence_of_one_rank_stops_all_before_the_update() -> None:
+    def act(rank: int) -> Any:
+        model = make_model().learn(96)
+        before = networks(model)
+        batch = model.replay_buffer.sample(4, rng=np.random.default_rng(0))
+        if rank == 1:
+            batch.rewards[2, 3] = np.nan
+        with pytest.raises(ValueError, match="must be finite") as raised:
+            model.update(batch)
+        require_same(networks(model), before)
+        return str(raised.value)
+
+    ours, theirs = on_ranks(act)
+    assert ours == theirs
+    assert ours.startswith("on rank 1 q_ret must be finite, got nan in update ")
+    assert ours.endswith(": the update was not made")
+
+
+def test_a_rank_that_is_killed_in_training_is_named() -> None:
+    class Die(BaseCallback):
+        def _on_step(self) -> bool:
+            if self.n_calls == 13:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return True
+
+    results = on_ranks(lambda rank: make_model().learn(6400, Die() if rank == 1 else None).num_timesteps, 3)
+    assert results[1] is None
+    for result in (results[0], results[2]):
+        assert isinstance(result, RankError)
+        assert str(result).startswith("RankLostError: training stops: rank 1 (process ")
+
+
+def test_ranks_that_cannot_train_together_say_why() -> None:
+    def act(rank: int) -> None:
+        make_model(make_vec_env("CartPole-v1", rank + 1)).learn(64)
+
+    for result in on_ranks(act):
+        assert str(result) == "ValueError: n_envs must be equal on all ranks, got [1, 2]"
+
+
+def test_training_begins_with_what_rank_0_has_learnt() -> None:
+    def act(rank: int) -> Any:
+        model = make_model(policy_kwargs={"net_arch": [8], "optimizer_class": th.optim.Adam}, replay_ratio=0)
+        with th.no_grad():
+            for vector in model.policy.flat.vectors:
+                vector.add_(rank)
+        start = networks(model)
+        return start, networks(model.learn(32))
+
+    (first, ours), (second, theirs) = on_ranks(act)
+    assert not np.array_equal(first[0], second[0])
+    require_same(ours, theirs)
+    assert np.abs(ours[0] - first[0]).max() < 0.1

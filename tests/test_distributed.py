@@ -1,0 +1,107 @@
+"""What the ranks of a group tell each other."""
+
+import os
+import signal
+from typing import Any
+
+import numpy as np
+import pytest
+import torch as th
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stable_baselines3.common.running_mean_std import RunningMeanStd
+
+from sb3_acer import distributed
+from sb3_acer.distributed import Moments
+from tests.ranks import RankError, on_ranks
+
+
+def moments(statistics: RunningMeanStd) -> Moments:
+    return Moments(statistics.mean, statistics.var, statistics.count)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    sizes=st.lists(st.lists(st.integers(0, 20), min_size=3, max_size=3), min_size=1, max_size=5), seed=st.integers(0)
+)
+def test_pooled_moments_are_those_of_all_values_together(sizes: list[list[int]], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    whole = RunningMeanStd(shape=(4,))
+    common = moments(whole)
+    for of_ranks in sizes:  # rollout after rollout
+        statistics = []
+        for size in of_ranks:
+            values = rng.normal(rng.normal(0, 5, 4), 2, (size, 4))
+            statistics.append(RunningMeanStd(shape=(4,)))
+            statistics[-1].mean, statistics[-1].var, statistics[-1].count = common
+            if size:
+                statistics[-1].update(values)
+                whole.update(values)
+        common = distributed.pooled(common, [moments(each) for each in statistics])
+    assert common.n == pytest.approx(whole.count)
+    np.testing.assert_allclose(common.mean, whole.mean, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(common.var, whole.var, rtol=1e-9)
+
+
+def test_moments_far_from_0_are_pooled_without_loss() -> None:
+    values = 1e6 + np.random.default_rng(0).normal(size=(3, 50, 1))
+    common = Moments(values[0].mean(0), values[0].var(0), 50.0)
+    later = [values[[0, rank]].reshape(-1, 1) for rank in (1, 2)]
+    found = distributed.pooled(common, [Moments(each.mean(0), each.var(0), 100.0) for each in later])
+    np.testing.assert_allclose(found.mean, values.mean((0, 1)), rtol=1e-15)
+    np.testing.assert_allclose(found.var, values.var((0, 1)), rtol=1e-8)
+
+
+def test_moments_to_which_nothing_is_added_stay_as_they_are() -> None:
+    common = Moments(np.array([0.1, 0.7]), np.array([1 / 3, 0.2]), 1e-4)
+    assert distributed.pooled(common, [common] * 3) is common
+
+
+def test_a_process_without_a_group_is_its_only_rank() -> None:
+    vector, value = th.tensor([1.0, 2.0]), object()
+    distributed.average([vector])
+    distributed.require_equal({"anything": float("nan")})
+    distributed.meet()
+    assert (distributed.rank(), distributed.world_size()) == (0, 1)
+    assert distributed.gather(value) == [value]
+    assert distributed.from_first(value) is value
+    assert vector.tolist() == [1.0, 2.0]
+    with distributed.torchrun_group():
+        assert distributed.world_size() == 1
+
+
+def test_ranks_agree() -> None:
+    def act(rank: int) -> Any:
+        vector = th.tensor([rank, 0.1, 1 / (rank + 3)], dtype=th.float64)
+        distributed.average([vector])
+        first: dict[str, Any] = distributed.from_first(
+            {"tensor": th.full((2,), rank), "rng": np.random.default_rng(rank)}
+        )
+        with pytest.raises(ValueError, match=r"n_envs must be equal on all ranks, got \[2, 3, 4\]"):
+            distributed.require_equal({"n_steps": 20, "n_envs": rank + 2})
+        return distributed.rank(), distributed.gather("abc"[rank]), vector, first["tensor"], first["rng"].random()
+
+    results = on_ranks(act, 3)
+    for rank, (own, letters, vector, tensor, number) in enumerate(results):
+        assert (own, letters, tensor.tolist()) == (rank, ["a", "b", "c"], [0, 0])
+        assert number == np.random.default_rng(0).random()
+        assert th.equal(vector, results[0][2])
+        np.testing.assert_allclose(vector, [1, 0.1, (1 / 3 + 1 / 4 + 1 / 5) / 3])
+
+
+@pytest.mark.parametrize("lost", [0, 2])
+def test_a_rank_that_is_killed_is_named_by_all_others(lost: int) -> None:
+    def act(rank: int) -> Any:
+        distributed.meet()
+        if rank == lost:
+            os.kill(os.getpid(), signal.SIGKILL)
+        for _ in range(3):
+            distributed.average([th.zeros(1000)])
+
+    for rank, result in enumerate(on_ranks(act, 4)):
+        if rank == lost:
+            assert result is None
+        else:
+            assert isinstance(result, RankError)
+            assert f"RankLostError: training stops: rank {lost} (process " in str(result)
+            assert " and rank" not in str(result)
