@@ -489,25 +489,29 @@ class ACERPolicy(PredictionInterface):
             return features, features
         return features, self.extract_features(observations, self.q_features_extractor)
 
-    def _recur(
-        self, method: Literal["step", "sequence"], observations: PyTorchObs, states: th.Tensor, *ends: th.Tensor
+    def _split(self, states: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
+        """The recurrent states of the policy and those of the critic."""
+        pi_states, q_states = states.tensor_split((self.pi_recurrent.state_size,), -1)
+        return pi_states, q_states
+
+    def _step(
+        self, features: th.Tensor, q_features: th.Tensor, states: th.Tensor
     ) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
         """
-        Outputs of the recurrent modules of policy and critic, and the states after.
+        One step of the recurrent modules of policy and critic.
 
-        :param method: of :class:`~sb3_acer.recurrent.Recurrent`
-        :param observations: all rows on one axis, ``[N, ...]``
-        :param states: ``[B, W]``
-        :param ends: the other arguments of the method
+        :param features: of the policy, ``[N, I]``
+        :param q_features: of the critic, ``[N, I]``
+        :param states: ``[N, W]``
+        :return: outputs for the policy and for the critic, and the states after the step
         """
-        features, q_features = self._features(observations)
         if not self.state_size:
             return features, q_features, states
-        pi_states, q_states = states.tensor_split((self.pi_recurrent.state_size,), -1)
-        latent, pi_states = getattr(self.pi_recurrent, method)(features, pi_states, *ends)
+        pi_states, q_states = self._split(states)
+        latent, pi_states = self.pi_recurrent.step(features, pi_states)
         if self._shares_state:
             return latent, latent, pi_states
-        q_latent, q_states = getattr(self.q_recurrent, method)(q_features, q_states, *ends)
+        q_latent, q_states = self.q_recurrent.step(q_features, q_states)
         return latent, q_latent, th.cat((pi_states, q_states), -1)
 
     def _statistics(self, latent: th.Tensor) -> th.Tensor:
@@ -516,11 +520,11 @@ class ACERPolicy(PredictionInterface):
     def step(self, observations: PyTorchObs, states: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
         if not self.state_size:  # the critic has no state to update
             return self._statistics(self.extract_features(observations, self.features_extractor)), states
-        latent, _, states = self._recur("step", observations, states)
+        latent, _, states = self._step(*self._features(observations), states)
         return self._statistics(latent), states
 
     def judge(self, observations: PyTorchObs, states: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
-        latent, q_latent, _ = self._recur("step", observations, states)
+        latent, q_latent, _ = self._step(*self._features(observations), states)
         stats = self._statistics(latent)
         return stats, self.q_head.values(self._q_chain(q_latent), stats).unsqueeze(-1)
 
@@ -533,7 +537,9 @@ class ACERPolicy(PredictionInterface):
         """
         with th.no_grad():
             rows = _map(lambda rows: rows[:-1].flatten(0, 1), observations)
-            latent, _, _ = self._recur("sequence", rows, states, ends[:-1], _no_steps(ends))
+            features = self.extract_features(rows, self.features_extractor)
+            no_steps = th.zeros(0, dtype=th.int64, device=ends.device)
+            latent = self.pi_recurrent.sequence(features, self._split(states)[0], ends[:-1], no_steps)
             stats = self._statistics(latent)
         return stats.view(*ends.shape, self.family.n_stats)
 
@@ -548,9 +554,11 @@ class ACERPolicy(PredictionInterface):
         self.set_training_mode(False)  # dropout was off in acting
         with th.no_grad():
             rows = _map(lambda rows: rows[: len(ends)].flatten(0, 1), observations)
-            _, _, states = self._recur("sequence", rows, states, ends[:-1], _no_steps(ends))
+            features, q_features = (each.view(*ends.shape, -1) for each in self._features(rows))
+            for step, of_step in enumerate(ends):
+                states = self._step(features[step], q_features[step], states)[2] * ~of_step.unsqueeze(-1)
         self.set_training_mode(training)
-        return states * ~ends[-1:].T
+        return states
 
     def evaluate(
         self,
@@ -577,7 +585,10 @@ class ACERPolicy(PredictionInterface):
         """
         n_steps, n_sequences = actions.shape[:2]
         rows = _map(_stack_rows, observations, final_observations)
-        latent, q_latent, _ = self._recur("sequence", rows, states, ends, final_steps)
+        features, q_features = self._features(rows)
+        pi_states, q_states = self._split(states)
+        latent = self.pi_recurrent.sequence(features, pi_states, ends, final_steps)
+        q_latent = latent if self._shares_state else self.q_recurrent.sequence(q_features, q_states, ends, final_steps)
         outputs, q_outputs = run_chains((self._pi_chain, self._q_chain), (latent, q_latent))
         stats = self.family.statistics(outputs, self.log_std)
         judgement = self.q_head.forward(q_outputs, stats, actions, n_samples, rng)
@@ -615,10 +626,6 @@ def _stack_rows(rows: th.Tensor, finals: th.Tensor) -> th.Tensor:
     """``[T + 1, B, ...]`` and ``[F, ...]`` as ``[(T + 1) * B + F, ...]``."""
     rows = rows.flatten(0, 1)
     return th.cat((rows, finals)) if len(finals) else rows
-
-
-def _no_steps(ends: th.Tensor) -> th.Tensor:
-    return th.zeros(0, dtype=th.int64, device=ends.device)
 
 
 class MlpPolicy(ACERPolicy):

@@ -139,22 +139,20 @@ def endings(draw: st.DrawFn, least: int = 0) -> Endings:
 @given(endings())
 def test_segments_are_the_episodes_and_each_row_is_in_one_of_them(given: Endings) -> None:
     (n_steps, n_sequences), n_finals = given.ends.shape, len(given.final_steps)
-    segments = make_segments(*given)
-    order, sizes = segments.order.tolist(), segments.sizes.tolist()
+    places, length, n_segments = make_segments(*given)
     n_rows = (n_steps + 1) * n_sequences + n_finals
-    assert sorted(order) == list(range(n_rows))
-    assert [order[place] for place in segments.places.tolist()] == list(range(n_rows))
-    assert sizes == sorted(sizes, reverse=True)
-    assert sum(sizes) == n_rows
-    packed = iter(order)
-    unpacked: list[list[int]] = [[] for _ in range(sizes[0])]
-    for size in sizes:
-        for rows in unpacked[:size]:
-            rows.append(next(packed))
-    assert sorted(unpacked) == sorted(given.episodes)
-    for b, (first, last) in enumerate(zip(segments.first.tolist(), segments.last.tolist(), strict=True)):
-        assert unpacked[first][0] == b
-        assert unpacked[last][-1] == n_steps * n_sequences + b
+    assert places.shape == (n_rows,)
+    assert len(given.episodes) == n_segments
+    assert max(map(len, given.episodes)) == length
+    segments: list[list[tuple[int, int]]] = [[] for _ in range(n_segments)]
+    for row, place in enumerate(places.tolist()):
+        position, segment = divmod(place, n_segments)
+        segments[segment].append((position, row))
+    for segment in segments:
+        assert [position for position, _ in sorted(segment)] == list(range(len(segment)))
+    laid_out = [[row for _, row in sorted(segment)] for segment in segments]
+    assert sorted(laid_out) == sorted(given.episodes)
+    assert [rows[0] for rows in laid_out[:n_sequences]] == list(range(n_sequences))
 
 
 # Networks
@@ -169,7 +167,7 @@ def network_of(network_class: Callable[[int, int, int], Gated], n_layers: int) -
     return network
 
 
-def unrolled(network: Gated, features: th.Tensor, states: th.Tensor, given: Endings) -> tuple[th.Tensor, th.Tensor]:
+def unrolled(network: Gated, features: th.Tensor, states: th.Tensor, given: Endings) -> th.Tensor:
     """What the network is to compute of all rows: a loop over steps, masked where episodes end."""
     n_steps, n_sequences = given.ends.shape
     rows = features[: (n_steps + 1) * n_sequences].view(n_steps + 1, n_sequences, -1)
@@ -183,7 +181,7 @@ def unrolled(network: Gated, features: th.Tensor, states: th.Tensor, given: Endi
                 of_finals[f] = recurrent_step(network, finals[f], states[step % n_sequences])[0]
         if t < n_steps:
             states = states * ~given.ends[t].unsqueeze(-1)
-    return th.cat((*outputs, *(x.unsqueeze(0) for x in of_finals))), states
+    return th.cat((*outputs, *(x.unsqueeze(0) for x in of_finals)))
 
 
 def inputs_of(network: Gated, given: Endings) -> tuple[th.Tensor, th.Tensor]:
@@ -208,10 +206,8 @@ def test_a_sequence_equals_a_loop_over_its_steps_and_so_do_its_gradients(
         features, states = inputs_of(network, given)
         found = network.sequence(features, states, *given)
         expected = unrolled(network, features, states, given)
-        for ours, theirs in zip(found, expected, strict=True):
-            close(ours, theirs)
-        rng = np.random.default_rng(1)
-        weights = [normal(rng, *output.shape) for output in found]
+        close(found, expected)
+        weights = normal(np.random.default_rng(1), *found.shape)
         sources = (features, states, *network.parameters())
         gradients = [th.autograd.grad(outputs, sources, weights) for outputs in (found, expected)]
         for ours, theirs in zip(*gradients, strict=True):
@@ -227,15 +223,13 @@ def test_one_step_is_a_sequence_of_one_row(network_class: Callable[[int, int, in
     alone = Endings(th.zeros(0, 5, dtype=th.bool), th.zeros(0, dtype=th.int64))
     features, states = inputs_of(network, alone)
     whole, step = network.sequence(features, states, *alone), network.step(features, states)
-    for of_all, of_one, by_hand in zip(whole, step, recurrent_step(network, features, states), strict=True):
-        close(of_one, of_all)
-        close(of_one, by_hand)
+    for ours, by_hand in zip(step, recurrent_step(network, features, states), strict=True):
+        close(ours, by_hand)
+    close(whole, step[0])
     sources = (features, states, *network.parameters())
-    ours, theirs = (
-        th.autograd.grad([output.square().sum() for output in outputs], sources) for outputs in (step, whole)
-    )
-    for our, their in zip(ours, theirs, strict=True):
-        close(our, their)
+    of_step, of_whole = (th.autograd.grad(outputs.square().sum(), sources) for outputs in (step[0], whole))
+    for ours, theirs in zip(of_step, of_whole, strict=True):
+        close(ours, theirs)
 
 
 @every_depth
@@ -244,14 +238,13 @@ def test_an_lstm_with_resets_equals_that_of_sb3_contrib(n_layers: int) -> None:
     assert isinstance(network, LSTM)
     given = some_endings(9, 4)._replace(final_steps=th.zeros(0, dtype=th.int64))
     features, states = inputs_of(network, given)
-    outputs, after = network.sequence(features, states, *given)
+    outputs = network.sequence(features, states, *given)
     hidden, cell = (part.view(4, n_layers, 4).swapaxes(0, 1).contiguous() for part in states.chunk(2, -1))
     starts = th.cat((th.zeros(1, 4), given.ends.float())).double()
-    theirs, their_after = RecurrentActorCriticPolicy._process_sequence(
+    theirs, _ = RecurrentActorCriticPolicy._process_sequence(
         features.view(10, 4, 3).swapaxes(0, 1).reshape(40, 3), (hidden, cell), starts.T.flatten(), network.lstm
     )
     close(outputs, theirs.view(4, 10, 4).swapaxes(0, 1).reshape(40, 4))
-    close(after, th.cat([part.swapaxes(0, 1).flatten(1) for part in their_after], -1))
 
 
 @every_depth
@@ -259,7 +252,7 @@ def test_a_layer_normalised_lstm_equals_that_of_stable_baselines(n_layers: int) 
     network = network_of(LayerNormLSTM, n_layers)
     given = Endings(th.zeros(6, 2, dtype=th.bool), th.zeros(0, dtype=th.int64))
     features, states = inputs_of(network, given)
-    outputs, after = network.sequence(features, states, *given)
+    outputs = network.sequence(features, states, *given)
     values = {name: value.detach().numpy() for name, value in network.named_parameters()}
 
     def layer_norm(x: Any, name: str) -> Any:
@@ -281,7 +274,6 @@ def test_a_layer_normalised_lstm_equals_that_of_stable_baselines(n_layers: int) 
             x = sigmoid(o) * np.tanh(layer_norm(c, f"{name}.cell_norm"))
             parts[layer], parts[n_layers + layer] = x, c
         close(outputs[2 * t : 2 * t + 2], th.from_numpy(x))
-    close(after, th.from_numpy(np.concatenate(parts, -1)))
 
 
 @every_depth
@@ -295,7 +287,7 @@ def test_no_gradient_crosses_the_end_of_an_episode(
     @given(endings())
     def law(given: Endings) -> None:
         features, states = inputs_of(network, given)
-        outputs, _ = network.sequence(features, states, *given)
+        outputs = network.sequence(features, states, *given)
         for rows in given.episodes:
             for place, row in enumerate(rows):
                 of_features, of_states = th.autograd.grad(outputs[row].sum(), (features, states), retain_graph=True)
@@ -312,12 +304,10 @@ def test_dropout_acts_on_sequences_in_training_and_never_on_steps() -> None:
     given = some_endings(5, 3)
     features, states = (each.detach().float() for each in inputs_of(network, given))
     network.eval()
-    outputs, after = network.sequence(features, states, *given)
+    outputs = network.sequence(features, states, *given)
     network.train()
-    dropped, after_dropped = network.sequence(features, states, *given)
+    dropped = network.sequence(features, states, *given)
     assert (dropped - outputs).abs().mean() > 1e-3
-    hidden, hidden_dropped = (each[:, :40] for each in (after, after_dropped))
-    close(hidden_dropped, hidden)  # the first layer has nothing below it that could be dropped
     assert (dropped != 0).all()  # and nothing is above the last
     steps = [network.step(features[:3], states)[0] for _ in range(2)]
     close(steps[0], outputs[:3], 1e-6)

@@ -334,7 +334,7 @@ def assert_same_policy(model: ACER, graph: Graph, space: spaces.Space[Any]) -> N
         with th.no_grad():
             rows = th.as_tensor(observations)
             stats, after = policy.step(rows, states)
-            _, latent, _ = policy._recur("step", rows, states)
+            _, latent, _ = policy._step(*policy._features(rows), states)
             q = policy.q_head.q(policy.q_net(latent))  # type: ignore[operator]
         np.testing.assert_allclose(stats.numpy(), expected, rtol=0, atol=1e-5)
         np.testing.assert_allclose(q.numpy(), expected_q, rtol=1e-5, atol=1e-5 * max(1, np.abs(expected_q).max()))
