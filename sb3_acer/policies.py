@@ -514,6 +514,16 @@ class ACERPolicy(PredictionInterface):
         q_latent, q_states = self.q_recurrent.step(q_features, q_states)
         return latent, q_latent, th.cat((pi_states, q_states), -1)
 
+    def _sequence(
+        self, features: th.Tensor, q_features: th.Tensor, states: th.Tensor, ends: th.Tensor, final_steps: th.Tensor
+    ) -> tuple[th.Tensor, th.Tensor]:
+        """Outputs of the recurrent modules of policy and critic, see :meth:`~sb3_acer.recurrent.Recurrent.sequence`."""
+        pi_states, q_states = self._split(states)
+        latent = self.pi_recurrent.sequence(features, pi_states, ends, final_steps)
+        if self._shares_state:
+            return latent, latent
+        return latent, self.q_recurrent.sequence(q_features, q_states, ends, final_steps)
+
     def _statistics(self, latent: th.Tensor) -> th.Tensor:
         return self.family.statistics(self._pi_chain(latent), self.log_std)
 
@@ -537,9 +547,10 @@ class ACERPolicy(PredictionInterface):
         """
         with th.no_grad():
             rows = _map(lambda rows: rows[:-1].flatten(0, 1), observations)
-            features = self.extract_features(rows, self.features_extractor)
-            no_steps = th.zeros(0, dtype=th.int64, device=ends.device)
-            latent = self.pi_recurrent.sequence(features, self._split(states)[0], ends[:-1], no_steps)
+            latent = self.extract_features(rows, self.features_extractor)
+            if self.state_size:
+                no_steps = th.zeros(0, dtype=th.int64, device=ends.device)
+                latent = self.pi_recurrent.sequence(latent, self._split(states)[0], ends[:-1], no_steps)
             stats = self._statistics(latent)
         return stats.view(*ends.shape, self.family.n_stats)
 
@@ -585,10 +596,9 @@ class ACERPolicy(PredictionInterface):
         """
         n_steps, n_sequences = actions.shape[:2]
         rows = _map(_stack_rows, observations, final_observations)
-        features, q_features = self._features(rows)
-        pi_states, q_states = self._split(states)
-        latent = self.pi_recurrent.sequence(features, pi_states, ends, final_steps)
-        q_latent = latent if self._shares_state else self.q_recurrent.sequence(q_features, q_states, ends, final_steps)
+        latent, q_latent = self._features(rows)
+        if self.state_size:
+            latent, q_latent = self._sequence(latent, q_latent, states, ends, final_steps)
         outputs, q_outputs = run_chains((self._pi_chain, self._q_chain), (latent, q_latent))
         stats = self.family.statistics(outputs, self.log_std)
         judgement = self.q_head.forward(q_outputs, stats, actions, n_samples, rng)
