@@ -344,6 +344,7 @@ class ACER(StableBaselinesInterface):
         reset_num_timesteps: bool = True,
         progress_bar: bool = False,
         *,
+        use_masking: bool = True,
         checkpoint: str | Path | None = None,
         checkpoint_freq: int = 100_000,
         checkpoint_keep: int = 2,
@@ -364,12 +365,14 @@ class ACER(StableBaselinesInterface):
         :param tb_log_name: name of the run in tensorboard's log
         :param reset_num_timesteps: False to continue counting steps, and the episodes under way
         :param progress_bar: show a progress bar
+        :param use_masking: whether to use masks of invalid actions if the environment has sb3-contrib's method
+            ``action_masks()``, see :mod:`sb3_acer.masks`. One without it is learnt without masks in either case.
         :param checkpoint: folder of checkpoints, one for each call of ``learn``
         :param checkpoint_freq: steps of single environments between two checkpoints
         :param checkpoint_keep: number of checkpoints that are kept, the newest ones
         :raises ValueError: for an argument outside its range; and if an observation, a reward or a gradient is NaN,
             infinite, or too large for float32. Agent, replay buffer and VecNormalize are as they were before that step,
-            and all can be saved.
+            and all can be saved. Also if masks leave no valid action in a state, or are for Box actions.
         """
         total_timesteps = check_whole("total_timesteps", total_timesteps)
         check_callback("callback", callback)
@@ -384,6 +387,7 @@ class ACER(StableBaselinesInterface):
         checkpoint_keep = check_integer("checkpoint_keep", checkpoint_keep)
         self._warn_of_no_replay()
         self._log_interval = log_interval
+        self._use_masking = check_boolean("use_masking", use_masking)
         return super().learn(
             total_timesteps,
             callback,

@@ -18,6 +18,7 @@ from sb3_acer.ring import Ring, bytes_needed
 from sb3_acer.storage import read_state, write_state
 
 NumpyObs = np.ndarray | dict[str, np.ndarray]
+_INVALID = "<invalid actions>"  # where the ring has the masks, negated: a part of observations, 0 where all are valid
 SelfBuffer = TypeVar("SelfBuffer", bound="SequenceReplayBuffer")
 
 
@@ -48,6 +49,10 @@ class SequenceBatch(NamedTuple):
     """the slot of the buffer that each sequence is from, ``[B]``"""
     envs: np.ndarray
     """the environment that each sequence is from, ``[B]``"""
+    masks: th.Tensor | None = None
+    """whether actions are valid, bool, ``[T + 1, B, P]``; None if no masks are stored, and all are"""
+    final_masks: th.Tensor | None = None
+    """the same for the final observations, ``[F, P]``"""
 
     @property
     def ends(self) -> th.Tensor:
@@ -68,6 +73,8 @@ class SequenceBatch(NamedTuple):
             final_observations=_map(self.final_observations, lambda rows: rows[kept]),
             final_steps=self.final_steps[kept] - first_row,
             states=states,
+            masks=None if self.masks is None else self.masks[n_steps:],
+            final_masks=None if self.final_masks is None else self.final_masks[kept],
             **{
                 name: getattr(self, name)[n_steps:]
                 for name in ("actions", "behaviour", "rewards", "terminated", "truncated", "weights")
@@ -84,6 +91,9 @@ class SequenceReplayBuffer(ReplayBuffer):
     The rollout under way is kept apart until it is finished. Final observations of truncated steps are rare and have a
     table of their own. The recurrent state of the behaviour policy is stored at the first step of each slot. Memory is
     allocated when the first step is added.
+
+    Masks of invalid actions are stored like observations, from the first step on that is added with masks. In the steps
+    before, and in others that are added without, all actions are valid.
 
     Of observations that are stacks of frames each new frame is stored once, and sampling restores the stacks, equal to
     the bit, see :class:`~sb3_acer.columns.FrameColumn`. The slots before the oldest that can be sampled keep its past.
@@ -163,6 +173,8 @@ class SequenceReplayBuffer(ReplayBuffer):
         *,
         behaviour: np.ndarray,
         states: np.ndarray | None = None,
+        masks: np.ndarray | None = None,
+        next_masks: np.ndarray | None = None,
     ) -> None:
         """
         Add one step of all environments.
@@ -175,14 +187,19 @@ class SequenceReplayBuffer(ReplayBuffer):
         :param infos: ``TimeLimit.truncated`` in them says that an end is a truncation
         :param behaviour: statistics of the distribution that the actions were sampled from, ``[n_envs, P]``
         :param states: recurrent states before the step, ``[n_envs, W]``; None for a feed-forward policy
+        :param masks: whether actions are valid in ``obs``, bool, ``[n_envs, P]``; None if all are
+        :param next_masks: the same for ``next_obs``
         :raises ValueError: if observations turn out not to be stacks of ``frame_stack`` frames; nothing of the step is
             stored then
         """
         states = np.zeros((self.n_envs, 0), np.float32) if states is None else states
-        ring = self._ring = self._ring or self._make_ring(action, behaviour, states)
+        ring = self._ring = self._ring or self._make_ring(action, behaviour, states, masks is not None)
+        if masks is not None and _INVALID not in ring.observations:
+            ring.observe(_INVALID, _flags(behaviour))
         done = np.asarray(done, bool)
         row = {"actions": action, "behaviour": behaviour, "rewards": reward, "terminated": done}
-        ring.write(self.step, _by_key(obs), _by_key(next_obs), row, self._ended)
+        now, then = self._with_masks(obs, masks), self._with_masks(next_obs, next_masks)
+        ring.write(self.step, now, then, row, self._ended)
         if self.step == 0:
             ring.states[self.pos] = th.from_numpy(states)
         if done.any() and self.handle_timeout_termination:
@@ -195,6 +212,13 @@ class SequenceReplayBuffer(ReplayBuffer):
             self.step = 0
             self.full = self.full or self.pos + 1 == self.n_slots
             self.pos = (self.pos + 1) % ring.n_slots
+
+    def _with_masks(self, obs: NumpyObs, masks: np.ndarray | None) -> dict[str, np.ndarray]:
+        """Observations and masks by the keys of the ring."""
+        assert self._ring is not None
+        if _INVALID not in self._ring.observations:
+            return _by_key(obs)
+        return {**_by_key(obs), _INVALID: np.False_ if masks is None else ~masks}
 
     def end_episodes(self) -> None:
         """
@@ -246,6 +270,10 @@ class SequenceReplayBuffer(ReplayBuffer):
         device = self.device if device is None else device
         slots = slots % self._ring.n_slots
         steps, observations, finals, final_steps, states = self._ring.take(slots, envs)
+        masks, final_masks = (
+            (columns.pop(_INVALID) == 0).to(device) if _INVALID in columns else None
+            for columns in (observations, finals)
+        )
         rewards = steps["rewards"]
         if env is not None:
             rewards = th.from_numpy(env.normalize_reward(rewards.numpy()))
@@ -262,6 +290,8 @@ class SequenceReplayBuffer(ReplayBuffer):
             th.ones((self.n_steps, len(envs)), device=device),
             slots,
             envs,
+            masks,
+            final_masks,
         )
 
     def with_envs(self: SelfBuffer, n_envs: int) -> SelfBuffer:
@@ -298,6 +328,10 @@ class SequenceReplayBuffer(ReplayBuffer):
         following = {key: rows[1:].clone() for key, rows in observations.items()}
         for key, finals in _by_key(batch.final_observations).items():
             following[key].flatten(0, 1)[batch.final_steps] = finals
+        masks, next_masks = batch.masks, None
+        if masks is not None and batch.final_masks is not None:
+            next_masks = masks[1:].clone()
+            next_masks.flatten(0, 1)[batch.final_steps] = batch.final_masks
         for step in range(self.n_steps):
             self.add(
                 self._from_keys({key: rows[step].numpy() for key, rows in observations.items()}),
@@ -308,6 +342,8 @@ class SequenceReplayBuffer(ReplayBuffer):
                 [{"TimeLimit.truncated": truncated} for truncated in batch.truncated[step].tolist()],
                 behaviour=batch.behaviour[step].numpy(),
                 states=batch.states.numpy(),
+                masks=None if masks is None else masks[step].numpy(),
+                next_masks=None if next_masks is None else next_masks[step].numpy(),
             )
 
     def expect_frame_stack(self, n_frames: int) -> None:
@@ -357,7 +393,8 @@ class SequenceReplayBuffer(ReplayBuffer):
         columns = state["columns"]
         if columns is not None:
             action, behaviour = (np.asarray(columns["steps"][name]["rollout"])[0] for name in ("actions", "behaviour"))
-            self._ring = self._make_ring(action, behaviour, np.asarray(columns["states"])[0])
+            states, masked = np.asarray(columns["states"])[0], _INVALID in columns["observations"]
+            self._ring = self._make_ring(action, behaviour, states, masked)
             self._ring.load_state_dict(columns)
         self.pos, self.full, self.step = state["pos"], state["full"], state["step"]
         self._ended = np.array(state["ended"])
@@ -421,8 +458,10 @@ class SequenceReplayBuffer(ReplayBuffer):
                 stacks[key] = stack
         return stacks
 
-    def _make_ring(self, action: np.ndarray, behaviour: np.ndarray, states: np.ndarray) -> Ring:
+    def _make_ring(self, action: np.ndarray, behaviour: np.ndarray, states: np.ndarray, masked: bool) -> Ring:
         of_spaces, examples = self._spaces(), (action, behaviour, states)
+        if masked:
+            of_spaces[_INVALID] = _flags(behaviour)
         needed = bytes_needed(self.n_slots, self.n_steps, of_spaces, self._stacks, *examples)
         if self.storage_device.type == "cuda":
             available = th.cuda.mem_get_info(self.storage_device)[0]
@@ -449,6 +488,11 @@ class SequenceReplayBuffer(ReplayBuffer):
     def _from_keys(self, columns: dict[str, Any]) -> Any:
         """The inverse of :func:`_by_key`."""
         return columns if isinstance(self.observation_space, spaces.Dict) else columns[""]
+
+
+def _flags(behaviour: np.ndarray) -> spaces.Space[Any]:
+    """One for each action of a state, or of each of its components."""
+    return spaces.MultiBinary(behaviour.shape[-1])
 
 
 def _by_key(observations: Any) -> dict[str, Any]:

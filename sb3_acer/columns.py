@@ -105,10 +105,21 @@ class SideTable:
     """
 
     def __init__(self, example: dict[str, np.ndarray], device: th.device | str) -> None:
-        self.rows = {
-            name: th.from_numpy(np.zeros((0, *row.shape), row.dtype)).to(device) for name, row in example.items()
-        }
+        self.rows: dict[str, th.Tensor] = {}
+        self._device = device
         self._free: list[int] = []
+        for name, row in example.items():
+            self.extend(name, row)
+
+    def extend(self, name: str, row: np.ndarray) -> None:
+        """
+        Give the rows one more part, which is 0 in those that are stored.
+
+        :param name: its name
+        :param row: an array of its shape and type
+        """
+        n_places = max(map(len, self.rows.values()), default=0)
+        self.rows[name] = th.from_numpy(np.zeros((n_places, *row.shape), row.dtype)).to(self._device)
 
     def put(self, row: dict[str, np.ndarray]) -> int:
         """

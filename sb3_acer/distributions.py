@@ -56,18 +56,39 @@ class Family(ABC):
     enumerable: bool = False
     """Whether the critic evaluates all actions of a state at once."""
     trace_root: int = 1
-    """d of the trace coefficients min(1, rho^(1/d))."""
+    """d of the trace coefficients min(1, rho^(1/d)): components of an action, without those of one outcome."""
 
     def __init__(self, action_space: spaces.Space[Any]) -> None:
         self.action_space = action_space
 
     @abstractmethod
-    def statistics(self, outputs: th.Tensor, log_std: th.Tensor | None) -> th.Tensor:
+    def statistics(self, outputs: th.Tensor, log_std: th.Tensor | None, masks: th.Tensor | None = None) -> th.Tensor:
         """
         :param outputs: outputs of a policy network, ``[..., n_outputs]``
         :param log_std: logarithms of standard deviations, ``[n_log_std]``; None if ``n_log_std`` is 0
+        :param masks: what :meth:`check_masks` returned, ``[..., P]``; None if all actions are valid
         :return: statistics of the distributions, ``[..., P]``
         """
+
+    def check_masks(self, masks: Any, n_rows: int, row_name: str = "row") -> np.ndarray:
+        """
+        Masks of invalid actions, in the form of sb3-contrib's MaskablePPO: whether an outcome is valid, for the
+        outcomes of all factors side by side. MultiBinary has two outcomes per bit, first that of 0.
+
+        :param masks: of N states, or of one
+        :param n_rows: N
+        :param row_name: what messages call a state
+        :return: the masks, bool, ``[N, P]``
+        :raises ValueError: if they are of another shape, if a factor has no valid outcome, and for Box
+        """
+        raise ValueError(f"action_masks must be None for the action space {self.action_space!r}, got masks")
+
+    def trace_roots(self, masks: th.Tensor) -> int | th.Tensor:
+        """
+        :param masks: see :meth:`statistics`, ``[..., P]``
+        :return: :attr:`trace_root` of the actions that are valid in each state, ``[...]``
+        """
+        return self.trace_root
 
     @abstractmethod
     def log_prob(self, stats: th.Tensor, actions: th.Tensor) -> th.Tensor:
@@ -272,11 +293,12 @@ class Categorical(Family):
     def __init__(self, action_space: spaces.Space[Any], sizes: list[int]) -> None:
         super().__init__(action_space)
         self.n_stats = self.n_outputs = self.n_features = sum(sizes)
-        self.n_components = self.trace_root = len(sizes)
-        self.sizes = sizes
+        self.n_components, self.sizes = len(sizes), sizes
+        self.trace_root = max(sum(size > 1 for size in sizes), 1)
         self.width = max(sizes)
         self.shape, self.dtype = action_space.shape or (), action_space.dtype
         self.start = getattr(action_space, "start", 0)
+        self._firsts = np.cumsum([0, *sizes[:-1]])  # of the outcomes of each factor
         # Factors of unequal sizes are padded to one width, so that one operation serves all factors.
         present = th.arange(self.width) < th.tensor(sizes).unsqueeze(-1)
         self._present = None if present.all() else present.flatten().nonzero().squeeze(-1)
@@ -300,8 +322,26 @@ class Categorical(Family):
         shape = np.broadcast_shapes(factors.shape[:-1], actions.shape)
         return factors.expand(*shape, -1).gather(-1, actions.expand(shape).unsqueeze(-1)).squeeze(-1)
 
-    def statistics(self, outputs: th.Tensor, log_std: th.Tensor | None) -> th.Tensor:
+    def statistics(self, outputs: th.Tensor, log_std: th.Tensor | None, masks: th.Tensor | None = None) -> th.Tensor:
+        # The probability of a masked outcome is exactly 0, and so is the gradient of its output.
+        outputs = outputs if masks is None else outputs.where(masks, -th.inf)
         return self._joined(self._factors(outputs, absent=-th.inf).softmax(-1))
+
+    def check_masks(self, masks: Any, n_rows: int, row_name: str = "row") -> np.ndarray:
+        given = np.array(masks, bool)
+        if given.size != n_rows * self.n_stats:
+            raise ValueError(f"action_masks must be of shape {(n_rows, self.n_stats)}, got {given.shape}")
+        given = given.reshape(n_rows, self.n_stats)
+        n_valid = np.add.reduceat(given, self._firsts, axis=-1, dtype=np.int64)
+        if not n_valid.all():
+            row, factor = np.argwhere(n_valid == 0)[0].tolist()
+            what = f"an outcome of component {factor}" if self.n_components > 1 else "an action"
+            raise ValueError(f"action_masks must leave {what} valid, got none for {row_name} {row}")
+        return given
+
+    def trace_roots(self, masks: th.Tensor) -> int | th.Tensor:
+        n_valid = self._factors(masks.float()).sum(-1)
+        return (n_valid > 1).sum(-1).clamp(min=1)
 
     def log_prob(self, stats: th.Tensor, actions: th.Tensor) -> th.Tensor:
         return (self._pick(stats, actions) + EPSILON).log().sum(-1)
@@ -390,8 +430,11 @@ class Enumerated(Categorical):
     def distribution(self, stats: th.Tensor) -> Distribution:
         return CategoricalDistribution(self.n_stats).proba_distribution(_logits(stats))
 
-    def statistics(self, outputs: th.Tensor, log_std: th.Tensor | None) -> th.Tensor:
-        return outputs.softmax(-1)
+    def statistics(self, outputs: th.Tensor, log_std: th.Tensor | None, masks: th.Tensor | None = None) -> th.Tensor:
+        return (outputs if masks is None else outputs.where(masks, -th.inf)).softmax(-1)
+
+    def trace_roots(self, masks: th.Tensor) -> int | th.Tensor:
+        return self.trace_root
 
     def act(self, stats: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
         # numpy takes a third of torch's time for so few numbers.
@@ -412,7 +455,8 @@ class Enumerated(Categorical):
 
 
 def _logits(probabilities: th.Tensor) -> th.Tensor:
-    return probabilities.clamp(min=th.finfo(probabilities.dtype).tiny).log()
+    # Finite where the probability is 0, which they reproduce.
+    return probabilities.clamp(min=th.finfo(probabilities.dtype).tiny).log().where(probabilities > 0, -1e8)
 
 
 def _invert(probabilities: Array, uniforms: Array) -> Array:
@@ -451,8 +495,8 @@ class DiagonalGaussian(Family):
         self.n_components = self.n_features = self.n_outputs = self.n_log_std = self.trace_root = size
         self.n_stats = 2 * size
 
-    def statistics(self, outputs: th.Tensor, log_std: th.Tensor | None) -> th.Tensor:
-        assert log_std is not None
+    def statistics(self, outputs: th.Tensor, log_std: th.Tensor | None, masks: th.Tensor | None = None) -> th.Tensor:
+        assert log_std is not None  # and no masks, which check_masks rejects
         return th.cat((outputs, log_std.exp().expand_as(outputs)), -1)
 
     def log_prob(self, stats: th.Tensor, actions: th.Tensor) -> th.Tensor:

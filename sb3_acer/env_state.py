@@ -175,7 +175,7 @@ def _base_state(base: Any) -> tuple[Any, str]:
         return base.get_state(), "get_state"
     if not isinstance(base, (DummyVecEnv, SubprocVecEnv)):
         raise EnvStateError(f"{type(base).__name__} has no get_state and set_state")
-    found = _call(base, _get_layers)
+    found = call_in_envs(base, _get_layers)
     for state, source in found:
         if state is None:
             raise EnvStateError(source)
@@ -189,7 +189,7 @@ def _set_base_state(base: Any, state: Any) -> None:
         base.set_state(state)
         return
     for index, of_env in enumerate(state["envs"]):
-        (reason,) = _call(base, _set_layers, of_env, indices=index)
+        (reason,) = call_in_envs(base, _set_layers, of_env, indices=index)
         if reason:
             raise EnvStateError(reason)
     base._seeds, base._options = list(state["seeds"]), list(state["options"])
@@ -201,28 +201,37 @@ def _has_own_state(layer: Any) -> bool:
 
 class _Method(str):
     """
-    The name of a function of this module, which becomes a method of all environments where the name arrives.
+    The name of a function of a module, which becomes a method of all environments where the name arrives.
 
     ``SubprocVecEnv`` calls methods of its environments by their names. A name of this class is unpickled by calling
     :func:`_add_method` in the process of the environment, before the method is called there.
+
+    :param function: the function
     """
 
-    __slots__ = ()
+    function: Callable[..., Any]
+
+    def __new__(cls, function: Callable[..., Any]) -> "_Method":
+        name = super().__new__(cls, _add_method(function))
+        name.function = function
+        return name
 
     def __reduce__(self) -> Any:
-        return _add_method, (str(self),)
+        return _add_method, (self.function,)
 
 
-def _add_method(name: str) -> str:
-    setattr(gym.Env, name, globals()[name])
-    return name
+def _add_method(function: Callable[..., Any]) -> str:
+    setattr(gym.Env, function.__name__, function)
+    return function.__name__
 
 
-def _call(base: DummyVecEnv | SubprocVecEnv, function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
-    """``function(env, *args)`` for each environment, in its own process."""
-    name = _Method(function.__name__)
-    _add_method(name)
-    return list(base.env_method(name, *args, **kwargs))
+def call_in_envs(env: VecEnv, function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
+    """
+    :param env: a DummyVecEnv or SubprocVecEnv, or wrappers of one
+    :param function: a function of a module, of an environment
+    :return: ``function(env, *args)`` for each environment, run in its own process
+    """
+    return list(env.env_method(_Method(function), *args, **kwargs))
 
 
 def _get_layers(env: Any) -> tuple[bytes | None, str]:

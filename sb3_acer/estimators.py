@@ -14,14 +14,16 @@ _BLOCK = 64
 """Steps of a recursion that are solved at once; a block takes the square of that in memory."""
 
 
-def retrace_traces(ratio: th.Tensor, d: int = 1) -> th.Tensor:
+def retrace_traces(ratio: th.Tensor, d: int | th.Tensor = 1) -> th.Tensor:
     r"""
     Trace coefficients of Retrace: :math:`c_t = \min(1, \rho_t^{1/d})` (equation 5; section 5.2 for d > 1).
 
     :param ratio: importance ratios rho of the actions taken, ``[T, B]``
-    :param d: number of components of an action where actions are sampled, else 1
+    :param d: number of components of an action where actions are sampled, else 1; ``[T, B]`` if states differ in it
     :return: coefficients in [0, 1], ``[T, B]``
     """
+    if isinstance(d, th.Tensor):
+        return ratio.pow(1 / d.to(ratio.dtype)).clamp(max=1)
     return (ratio if d == 1 else ratio.pow(1 / d)).clamp(max=1)
 
 

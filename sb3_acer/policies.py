@@ -89,61 +89,82 @@ class PredictionInterface(BasePolicy, ABC):
     """W, the width of the recurrent state"""
 
     @abstractmethod
-    def step(self, observations: PyTorchObs, states: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
+    def step(
+        self, observations: PyTorchObs, states: th.Tensor, masks: th.Tensor | None = None
+    ) -> tuple[th.Tensor, th.Tensor]:
         """
         One step of N environments.
 
         :param observations: ``[N, ...]``, a dict of such for a Dict space
         :param states: recurrent states, 0 where an episode begins, ``[N, W]`` with W = ``state_size``
+        :param masks: whether actions are valid, see :meth:`Family.statistics`, ``[N, P]``; None if all are
         :return: statistics of pi(.|x), ``[N, P]``, and the recurrent states after the step, ``[N, W]``
         """
 
     @abstractmethod
-    def judge(self, observations: PyTorchObs, states: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
+    def judge(
+        self, observations: PyTorchObs, states: th.Tensor, masks: th.Tensor | None = None
+    ) -> tuple[th.Tensor, th.Tensor]:
         """
         :param observations: ``[N, ...]``, a dict of such for a Dict space
         :param states: recurrent states, ``[N, W]``
+        :param masks: see :meth:`step`
         :return: statistics of pi(.|x), ``[N, P]``, and V(x), ``[N, 1]``
         """
 
-    def predict_values(self, obs: PyTorchObs, states: th.Tensor | None = None) -> th.Tensor:
+    def predict_values(self, obs: PyTorchObs, states: th.Tensor | None = None, action_masks: Any = None) -> th.Tensor:
         """
         :param obs: ``[N, ...]``
         :param states: recurrent states, ``[N, W]``; None where episodes begin
+        :param action_masks: see :meth:`predict`
         :return: V(x), ``[N, 1]``
         """
-        return self.judge(obs, self._given(states, obs))[1]
+        return self.judge(obs, *self._given(obs, states, action_masks))[1]
 
-    def get_distribution(self, obs: PyTorchObs, states: th.Tensor | None = None) -> Distribution:
+    def get_distribution(
+        self, obs: PyTorchObs, states: th.Tensor | None = None, action_masks: Any = None
+    ) -> Distribution:
         """
         :param obs: ``[N, ...]``
         :param states: recurrent states, ``[N, W]``; None where episodes begin
+        :param action_masks: see :meth:`predict`
         :return: SB3's distribution of the actions, whose ``sample``, ``mode``, ``get_actions``, ``log_prob`` and
             ``entropy`` are of actions before :meth:`~sb3_acer.distributions.Family.to_env`
         """
-        return self.family.distribution(self.step(obs, self._given(states, obs))[0])
+        return self.family.distribution(self.step(obs, *self._given(obs, states, action_masks))[0])
 
     def evaluate_actions(
-        self, obs: PyTorchObs, actions: th.Tensor, states: th.Tensor | None = None
+        self, obs: PyTorchObs, actions: th.Tensor, states: th.Tensor | None = None, action_masks: Any = None
     ) -> tuple[th.Tensor, th.Tensor, th.Tensor | None]:
         """
         :param obs: ``[N, ...]``
         :param actions: as :meth:`get_distribution` samples them, ``[N]`` or ``[N, D]``
         :param states: recurrent states, ``[N, W]``; None where episodes begin
+        :param action_masks: see :meth:`predict`
         :return: V(x), ``[N, 1]``, the logarithm of the actions' probability or density, ``[N]``, and the entropy,
             ``[N]``
         """
-        stats, values = self.judge(obs, self._given(states, obs))
+        stats, values = self.judge(obs, *self._given(obs, states, action_masks))
         distribution = self.family.distribution(stats)
         if self.family.enumerable:
             actions = actions.reshape(-1)
         return values, distribution.log_prob(actions), distribution.entropy()
 
-    def _given(self, states: th.Tensor | None, obs: PyTorchObs) -> th.Tensor:
-        if states is not None:
-            return states
+    def _given(
+        self, obs: PyTorchObs, states: th.Tensor | None, action_masks: Any
+    ) -> tuple[th.Tensor, th.Tensor | None]:
+        """Recurrent states and masks for some observations."""
         rows = next(iter(obs.values())) if isinstance(obs, dict) else obs
-        return th.zeros((len(rows), self.state_size), device=rows.device)
+        if states is None:
+            states = th.zeros((len(rows), self.state_size), device=rows.device)
+        return states, self._checked_masks(action_masks, len(rows))
+
+    def _checked_masks(self, action_masks: Any, n_rows: int) -> th.Tensor | None:
+        if action_masks is None:
+            return None
+        if isinstance(action_masks, th.Tensor):
+            action_masks = action_masks.cpu().numpy()
+        return th.from_numpy(self.family.check_masks(action_masks, n_rows)).to(self.device)
 
     def initial_states(self, n_envs: int) -> np.ndarray:
         """
@@ -158,6 +179,7 @@ class PredictionInterface(BasePolicy, ABC):
         state: Any = None,
         episode_start: np.ndarray | None = None,
         deterministic: bool = False,
+        action_masks: Any = None,
     ) -> tuple[np.ndarray, Any]:
         """
         Actions for observations.
@@ -166,19 +188,26 @@ class PredictionInterface(BasePolicy, ABC):
         :param state: the recurrent state that the last call returned; None where episodes begin
         :param episode_start: where an episode begins, bool, ``[N]``: its recurrent state is 0
         :param deterministic: the most probable actions (of each factor) instead of sampled ones
+        :param action_masks: whether actions are valid, as sb3-contrib's ``get_action_masks`` returns it, ``[N, P]``:
+            the others are not chosen; None if all are. See :meth:`Family.check_masks`
         :return: actions, and the recurrent state after them, ``[N, W]``; a feed-forward policy returns ``state``
-        :raises ValueError: for observations, a ``state`` or an ``episode_start`` of another shape, or with values that
-            are not finite; and for what gymnasium's ``reset`` returns in place of an observation
+        :raises ValueError: for observations, a ``state``, an ``episode_start`` or masks of another shape, or with values
+            that are not finite; for masks without a valid action; and for what gymnasium's ``reset`` returns in place
+            of an observation
         """
         check_boolean("deterministic", deterministic)
-        stats, after, vectorized = self.predict_statistics(observation, state, episode_start)
+        stats, after, vectorized = self.predict_statistics(observation, state, episode_start, action_masks)
         env_actions = self.family.to_env(self._choose(stats, deterministic).cpu().numpy())
         if self.state_size:
             state = after.cpu().numpy()
         return env_actions if vectorized else env_actions.squeeze(axis=0), state
 
     def predict_statistics(
-        self, observation: np.ndarray | dict[str, np.ndarray], state: Any = None, episode_start: Any = None
+        self,
+        observation: np.ndarray | dict[str, np.ndarray],
+        state: Any = None,
+        episode_start: Any = None,
+        action_masks: Any = None,
     ) -> tuple[th.Tensor, th.Tensor, bool]:
         """
         The distributions that :meth:`predict` samples from. Arguments and errors as there.
@@ -193,8 +222,9 @@ class PredictionInterface(BasePolicy, ABC):
         observations, vectorized = self._to_tensors(observation)
         some_rows = next(iter(observations.values())) if isinstance(observations, dict) else observations
         states = self._states_before(state, episode_start, len(some_rows))
+        masks = self._checked_masks(action_masks, len(some_rows))
         with th.no_grad():
-            return *self.step(observations, states), vectorized
+            return *self.step(observations, states, masks), vectorized
 
     def _to_tensors(self, observation: Any) -> tuple[PyTorchObs, bool]:
         """The observations, on the policy's device, and whether they are of N environments."""
@@ -231,22 +261,25 @@ class PredictionInterface(BasePolicy, ABC):
         uniforms = th.rand((len(stats), self.family.n_components), dtype=th.float64, device=stats.device)
         return self.family.sample(stats, uniforms)
 
-    def forward(self, obs: PyTorchObs, deterministic: bool = False) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
+    def forward(
+        self, obs: PyTorchObs, deterministic: bool = False, action_masks: Any = None
+    ) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
         """
         As SB3's actor-critic policies: where episodes begin.
 
         :param obs: ``[N, ...]``
         :param deterministic: the most probable actions instead of sampled ones
+        :param action_masks: see :meth:`predict`
         :return: actions as the policy samples them, V(x), ``[N, 1]``, and the actions' log probability, ``[N]``
         """
-        stats, values = self.judge(obs, self._given(None, obs))
+        stats, values = self.judge(obs, *self._given(obs, None, action_masks))
         distribution = self.family.distribution(stats)
         actions = distribution.get_actions(deterministic)
         return actions, values, distribution.log_prob(actions)
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:
         # Without a recurrent state, for which SB3 has no place here.
-        stats, _ = self.step(observation, self._given(None, observation))
+        stats, _ = self.step(observation, *self._given(observation, None, None))
         return th.as_tensor(self.family.to_env(self._choose(stats, deterministic).cpu().numpy()))
 
 
@@ -524,25 +557,32 @@ class ACERPolicy(PredictionInterface):
             return latent, latent
         return latent, self.q_recurrent.sequence(q_features, q_states, ends, final_steps)
 
-    def _statistics(self, latent: th.Tensor) -> th.Tensor:
-        return self.family.statistics(self._pi_chain(latent), self.log_std)
+    def _statistics(self, latent: th.Tensor, masks: th.Tensor | None) -> th.Tensor:
+        return self.family.statistics(self._pi_chain(latent), self.log_std, masks)
 
-    def step(self, observations: PyTorchObs, states: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
+    def step(
+        self, observations: PyTorchObs, states: th.Tensor, masks: th.Tensor | None = None
+    ) -> tuple[th.Tensor, th.Tensor]:
         if not self.state_size:  # the critic has no state to update
-            return self._statistics(self.extract_features(observations, self.features_extractor)), states
+            return self._statistics(self.extract_features(observations, self.features_extractor), masks), states
         latent, _, states = self._step(*self._features(observations), states)
-        return self._statistics(latent), states
+        return self._statistics(latent, masks), states
 
-    def judge(self, observations: PyTorchObs, states: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
+    def judge(
+        self, observations: PyTorchObs, states: th.Tensor, masks: th.Tensor | None = None
+    ) -> tuple[th.Tensor, th.Tensor]:
         latent, q_latent, _ = self._step(*self._features(observations), states)
-        stats = self._statistics(latent)
+        stats = self._statistics(latent, masks)
         return stats, self.q_head.values(self._q_chain(q_latent), stats).unsqueeze(-1)
 
-    def statistics(self, observations: PyTorchObs, states: th.Tensor, ends: th.Tensor) -> th.Tensor:
+    def statistics(
+        self, observations: PyTorchObs, states: th.Tensor, ends: th.Tensor, masks: th.Tensor | None = None
+    ) -> th.Tensor:
         """
         :param observations: ``[T + 1, B, ...]``
         :param states: recurrent states at the first step of each sequence, ``[B, W]``
         :param ends: whether an episode ended at the step, bool, ``[T, B]``
+        :param masks: whether actions are valid, ``[T + 1, B, P]``; None if all are
         :return: statistics of pi(.|x_t), without gradients, ``[T, B, P]``
         """
         with th.no_grad():
@@ -551,7 +591,7 @@ class ACERPolicy(PredictionInterface):
             if self.state_size:
                 no_steps = th.zeros(0, dtype=th.int64, device=ends.device)
                 latent = self.pi_recurrent.sequence(latent, self._split(states)[0], ends[:-1], no_steps)
-            stats = self._statistics(latent)
+            stats = self._statistics(latent, None if masks is None else masks[:-1].flatten(0, 1))
         return stats.view(*ends.shape, self.family.n_stats)
 
     def warm_up(self, observations: PyTorchObs, states: th.Tensor, ends: th.Tensor) -> th.Tensor:
@@ -581,6 +621,8 @@ class ACERPolicy(PredictionInterface):
         final_steps: th.Tensor,
         n_samples: int,
         rng: np.random.Generator,
+        masks: th.Tensor | None = None,
+        final_masks: th.Tensor | None = None,
     ) -> Evaluation:
         """
         Policy and critic on sequences, in one forward pass of all their rows.
@@ -593,6 +635,8 @@ class ACERPolicy(PredictionInterface):
         :param final_steps: these steps, as t * B + b, ``[F]``
         :param n_samples: number of actions to sample in each state where they cannot be enumerated (K)
         :param rng: the source of the samples
+        :param masks: whether actions are valid, ``[T + 1, B, P]``; None if all are
+        :param final_masks: the same for the final observations, ``[F, P]``
         """
         n_steps, n_sequences = actions.shape[:2]
         rows = _map(_stack_rows, observations, final_observations)
@@ -600,7 +644,8 @@ class ACERPolicy(PredictionInterface):
         if self.state_size:
             latent, q_latent = self._sequence(latent, q_latent, states, ends, final_steps)
         outputs, q_outputs = run_chains((self._pi_chain, self._q_chain), (latent, q_latent))
-        stats = self.family.statistics(outputs, self.log_std)
+        of_rows = None if masks is None or final_masks is None else _stack_rows(masks, final_masks)
+        stats = self.family.statistics(outputs, self.log_std, of_rows)
         judgement = self.q_head.forward(q_outputs, stats, actions, n_samples, rng)
 
         n_rows = n_steps * n_sequences

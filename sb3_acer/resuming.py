@@ -215,7 +215,8 @@ class ResumableAlgorithm(DataParallelAlgorithm):
             )
         saved = self._load_checkpoint(found, self.env, self.device)
         self._require_same_arguments(saved)
-        own = ("_logger", "_custom_logger", "verbose", "tensorboard_log", "_checkpoints", "_log_interval")
+        of_call = ("_checkpoints", "_log_interval", "_use_masking")
+        own = ("_logger", "_custom_logger", "verbose", "tensorboard_log", *of_call)
         vars(self).update({name: value for name, value in vars(saved).items() if name not in own})
         if self.verbose:
             print(f"Continuing from {found.path}, saved at step {self.num_timesteps}")

@@ -44,11 +44,7 @@ class Ring:
     ) -> None:
         self.n_steps, self.n_envs = n_steps, len(action)
         self.n_slots = n_slots + _n_spare(n_steps, stacks)
-        self.following = {
-            key: np.zeros((self.n_envs, *(space.shape or ())), _dtype_of(space))
-            for key, space in observation_spaces.items()
-        }
-        """observations after the last step, ``[n_envs, ...]``"""
+        self._stacks, self._strict, self._device = stacks, strict, device
         of_steps: dict[str, tuple[tuple[int, ...], Any, int]] = {
             "actions": (action.shape, action.dtype, 0),
             "behaviour": (behaviour.shape, np.float32, 0),
@@ -61,16 +57,30 @@ class Ring:
             name: Column(self.n_slots, n_steps, shape, dtype, fill=fill)
             for name, (shape, dtype, fill) in of_steps.items()
         }
-        self.observations: dict[str, Column | FrameColumn] = {
-            key: FrameColumn(self.n_slots, n_steps, stacks[key], rows, device, strict)
-            if key in stacks
-            else Column(self.n_slots, n_steps, rows.shape, rows.dtype, True, device)
-            for key, rows in self.following.items()
-        }
         self.states = th.from_numpy(np.zeros((self.n_slots, *states.shape), np.float32))
         """recurrent states at each slot's first step, ``[n_slots, n_envs, W]``"""
-        self.finals = SideTable({key: rows[0] for key, rows in self.following.items()}, device)
+        self.finals = SideTable({}, device)
         """final observations of truncated steps"""
+        self.following: dict[str, np.ndarray] = {}
+        """observations after the last step, ``[n_envs, ...]``"""
+        self.observations: dict[str, Column | FrameColumn] = {}
+        for key, space in observation_spaces.items():
+            self.observe(key, space)
+
+    def observe(self, key: str, space: spaces.Space[Any]) -> None:
+        """
+        Give the observations one more part, which is 0 in those that are stored.
+
+        :param key: its key
+        :param space: its space
+        """
+        rows = self.following[key] = np.zeros((self.n_envs, *(space.shape or ())), _dtype_of(space))
+        self.finals.extend(key, rows[0])
+        if key in self._stacks:
+            of_stack = self._stacks[key], rows, self._device, self._strict
+            self.observations[key] = FrameColumn(self.n_slots, self.n_steps, *of_stack)
+        else:
+            self.observations[key] = Column(self.n_slots, self.n_steps, rows.shape, rows.dtype, True, self._device)
 
     def write(
         self,

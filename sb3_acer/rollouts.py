@@ -22,6 +22,7 @@ from sb3_acer.checks import check_boolean, check_device, check_parameters, requi
 from sb3_acer.env_state import dead_workers_named
 from sb3_acer.finite import FiniteVecEnv, kept_if_refused
 from sb3_acer.frames import find_frame_stack
+from sb3_acer.masks import current_masks, following_masks, has_masks
 from sb3_acer.policies import ACERPolicy
 from sb3_acer.storage import FilePath, named, opened, replacing
 
@@ -51,6 +52,10 @@ class RolloutAlgorithm(OffPolicyAlgorithm):
     """recurrent states of the environments, ``[n_envs, W]``"""
     _finite_env: FiniteVecEnv
     """the environment that rollouts are made with"""
+    _masks: np.ndarray | None = None
+    """whether actions are valid in the environments' present states, ``[n_envs, P]``; None if all always are"""
+    _use_masking = True
+    """whether masks are used where the environment has them"""
     _observes_normalized: bool
     """whether VecNormalize makes the policy's observations itself"""
 
@@ -174,6 +179,11 @@ class RolloutAlgorithm(OffPolicyAlgorithm):
             self.replay_buffer.end_episodes()
             self._states = self.policy.initial_states(self.n_envs)
             self._episode_starts = np.ones(self.n_envs, bool)
+        with self._reset_next_after_an_error():
+            if not (self._use_masking and has_masks(self.env)):
+                self._masks = None
+            elif resets or self._masks is None:
+                self._masks = current_masks(self.env, self.policy.family, self.num_timesteps)
         return prepared
 
     def collect_rollouts(
@@ -223,8 +233,9 @@ class RolloutAlgorithm(OffPolicyAlgorithm):
         """
         family = self.policy.family
         observations = obs_as_tensor(self._last_obs, self.device)  # type: ignore[arg-type]
+        masks = None if self._masks is None else th.from_numpy(self._masks).to(self.device)
         with th.inference_mode():
-            stats, states = self.policy.step(observations, th.from_numpy(self._states).to(self.device))
+            stats, states = self.policy.step(observations, th.from_numpy(self._states).to(self.device), masks)
         self._behaviour, self._states_after = stats.cpu().numpy(), states.cpu().numpy()
         actions = family.act(self._behaviour, self._rngs.actions.random((n_envs, family.n_components)))
         return family.to_env(actions), actions
@@ -255,10 +266,15 @@ class RolloutAlgorithm(OffPolicyAlgorithm):
                     final = final if observed is None else observed.unnormalize_obs(final)
                     _set_row(next_obs, int(env), final)
         assert obs is not None
-        self.replay_buffer.add(
-            obs, next_obs, buffer_action, reward, dones, infos, behaviour=self._behaviour, states=self._states
-        )
-        self._last_obs = new_obs
+        acted: dict[str, Any] = {"behaviour": self._behaviour, "states": self._states}
+        masks = self._masks
+        if masks is not None:
+            assert self.env is not None
+            of_actions = self.policy.family, self.num_timesteps
+            masks = current_masks(self.env, *of_actions)
+            acted.update(masks=self._masks, next_masks=following_masks(masks, infos, *of_actions))
+        self.replay_buffer.add(obs, next_obs, buffer_action, reward, dones, infos, **acted)
+        self._last_obs, self._masks = new_obs, masks
         # A new array: a view of the policy's output would keep the memory of all earlier steps alive.
         self._states = np.where(dones[:, None], np.float32(0), self._states_after)
         self._episode_starts = dones

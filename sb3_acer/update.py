@@ -89,15 +89,17 @@ def compute_update(
     # Evaluate: one forward pass of policy and critic over all rows, one of the average policy.
     finals = batch.final_observations, batch.final_steps
     sequences = batch.observations, batch.actions, batch.states, ends, *finals
-    evaluation = policy.evaluate(*sequences, settings.n_action_samples, rng)
-    average = average_policy.statistics(batch.observations, batch.states, ends)
+    masks = batch.masks, batch.final_masks
+    evaluation = policy.evaluate(*sequences, settings.n_action_samples, rng, *masks)
+    average = average_policy.statistics(batch.observations, batch.states, ends, batch.masks)
     stats, values, q_values = (tensor.detach() for tensor in (evaluation.stats, evaluation.values, evaluation.q_values))
     ratio, candidate_ratios = family.ratios(stats, batch.behaviour, batch.actions, evaluation.candidates)
 
     # Targets: Q^ret for the critic, and for the policy where actions are enumerated; else Q^opc.
     discounts, continues = settings.gamma * ~batch.terminated, ~ends
     steps = (batch.rewards, discounts, evaluation.next_values, q_values)
-    traces = retrace_traces(ratio, family.trace_root)
+    root = family.trace_root if batch.masks is None else family.trace_roots(batch.masks[:-1])
+    traces = retrace_traces(ratio, root)
     q_ret = off_policy_returns(*steps, traces, continues)
     returns = q_ret if family.enumerable else off_policy_returns(*steps, th.ones_like(traces), continues)
 

@@ -72,13 +72,14 @@ class StableBaselinesInterface(ResumableAlgorithm):
         state: Any = None,
         episode_start: np.ndarray | None = None,
         deterministic: bool = False,
+        action_masks: Any = None,
         *,
         mask: np.ndarray | None = None,
     ) -> tuple[np.ndarray, Any]:
         """
         Choose actions, see :meth:`ACERPolicy.predict`.
 
-        :param mask: stable-baselines' name for ``episode_start``
+        :param mask: stable-baselines' name for ``episode_start``, not for ``action_masks``
         :raises ValueError: also if both are given
         """
         check_boolean("deterministic", deterministic)
@@ -86,7 +87,7 @@ class StableBaselinesInterface(ResumableAlgorithm):
             raise ValueError("mask is another name for episode_start: one of them must be None, got both")
         if mask is not None:
             episode_start = check_array("mask", mask)
-        return self.policy.predict(observation, state, episode_start, deterministic)
+        return self.policy.predict(observation, state, episode_start, deterministic, action_masks)
 
     def action_probability(
         self,
@@ -95,6 +96,7 @@ class StableBaselinesInterface(ResumableAlgorithm):
         mask: np.ndarray | None = None,
         actions: np.ndarray | None = None,
         logp: bool = False,
+        action_masks: Any = None,
     ) -> Any:
         """
         Parameters of the policy's distribution, or probabilities of given actions, as in stable-baselines.
@@ -104,6 +106,7 @@ class StableBaselinesInterface(ResumableAlgorithm):
         :param mask: whether an episode begins, so that the recurrent state is reset, bool, ``[N]``
         :param actions: elements of the action space, one per observation
         :param logp: whether to return logarithms of the given actions' probabilities
+        :param action_masks: whether actions are valid, see :meth:`ACERPolicy.predict`; the others have probability 0
         :return: without ``actions``, the parameters: for Discrete the probabilities, ``[N, n]``; for MultiDiscrete a
             list of them, one per factor; for MultiBinary the probabilities of 1, ``[N, D]``; for Box mean and standard
             deviation, ``[N, ...]`` each. With ``actions``, their probabilities, or probability densities for Box,
@@ -114,7 +117,7 @@ class StableBaselinesInterface(ResumableAlgorithm):
         mask = None if mask is None else check_array("mask", mask)
         actions = None if actions is None else check_array("actions", actions)
         policy, family = self.policy, self.policy.family
-        stats, _, vectorized = policy.predict_statistics(observation, state, mask)
+        stats, _, vectorized = policy.predict_statistics(observation, state, mask, action_masks)
         if actions is None:
             found = family.action_probability(stats.cpu().numpy())
             if vectorized:

@@ -1,0 +1,85 @@
+"""
+Masks of invalid actions from environments that have sb3-contrib's method ``action_masks()``.
+
+The mask of an episode's final observation is needed to bootstrap where the episode is truncated, but vectorised
+environments reset an environment within the step that ends its episode. So the environment itself is made to add it to
+the ``info`` of a step that truncates, as ``info["action_masks"]``. Other vectorised environments than SB3's may do the
+same. Where it is missing, all actions of that observation count as valid.
+"""
+
+from types import MethodType
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from sb3_contrib.common.maskable.utils import EXPECTED_METHOD_NAME, get_action_masks, is_masking_supported
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
+
+from sb3_acer.distributions import Family
+from sb3_acer.env_state import call_in_envs
+
+KEY = "action_masks"
+"""of the ``info`` of a step that truncates an episode: the mask of the final observation"""
+
+
+def has_masks(env: VecEnv) -> bool:
+    """
+    :param env: a vectorised environment
+    :return: whether it has masks; if so, it adds those of final observations to ``info`` from now on
+    """
+    try:
+        supported = is_masking_supported(env)
+    except NotImplementedError:  # of vectorised environments that tell no attributes
+        return False
+    if supported and isinstance(env.unwrapped, (DummyVecEnv, SubprocVecEnv)):
+        call_in_envs(env, _keep_final_masks)
+    return supported
+
+
+def current_masks(env: VecEnv, family: Family, step: int) -> np.ndarray:
+    """
+    :param env: a vectorised environment with masks
+    :param family: the family of its actions
+    :param step: number of the present step, for messages
+    :return: the masks of its present states, bool, ``[n_envs, P]``
+    :raises ValueError: if a state has no valid action, and for Box
+    """
+    return _check(family, get_action_masks(env), env.num_envs, "environment", step)
+
+
+def following_masks(masks: np.ndarray, infos: list[dict[str, Any]], family: Family, step: int) -> np.ndarray:
+    """
+    :param masks: :func:`current_masks` after a step, ``[n_envs, P]``
+    :param infos: of the step
+    :param family: the family of the actions
+    :param step: number of the present step, for messages
+    :return: the masks of the observations that followed the step, which are final ones where it truncated an episode
+    :raises ValueError: if one has no valid action
+    """
+    truncated = [env for env, info in enumerate(infos) if info.get("TimeLimit.truncated", False)]
+    if not truncated:
+        return masks
+    masks = masks.copy()
+    for env in truncated:
+        masks[env] = infos[env].get(KEY, True)
+    return _check(family, masks, len(masks), "the final observation of environment", step)
+
+
+def _check(family: Family, masks: np.ndarray, n_envs: int, row_name: str, step: int) -> np.ndarray:
+    try:
+        return family.check_masks(masks, n_envs, row_name)
+    except ValueError as error:
+        raise ValueError(f"{error} at step {step}") from error
+
+
+def _keep_final_masks(env: gym.Env[Any, Any]) -> None:
+    """Make an environment add the masks of final observations to ``info``."""
+    vars(env).setdefault("step", MethodType(step, env))
+
+
+def step(env: gym.Env[Any, Any], action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+    """An environment's own step, with the mask of a final observation. The name is that of the method it replaces."""
+    observation, reward, terminated, truncated, info = type(env).step(env, action)
+    if truncated and not terminated:
+        info[KEY] = env.get_wrapper_attr(EXPECTED_METHOD_NAME)()
+    return observation, reward, terminated, truncated, info
