@@ -164,7 +164,8 @@ class PredictionInterface(BasePolicy, ABC):
             return None
         if isinstance(action_masks, th.Tensor):
             action_masks = action_masks.cpu().numpy()
-        return th.from_numpy(self.family.check_masks(action_masks, n_rows)).to(self.device)
+        given = check_array("action_masks", action_masks)
+        return th.from_numpy(self.family.check_masks(given, n_rows)).to(self.device)
 
     def initial_states(self, n_envs: int) -> np.ndarray:
         """
@@ -191,9 +192,9 @@ class PredictionInterface(BasePolicy, ABC):
         :param action_masks: whether actions are valid, as sb3-contrib's ``get_action_masks`` returns it, ``[N, P]``:
             the others are not chosen; None if all are. See :meth:`Family.check_masks`
         :return: actions, and the recurrent state after them, ``[N, W]``; a feed-forward policy returns ``state``
-        :raises ValueError: for observations, a ``state``, an ``episode_start`` or masks of another shape, or with values
-            that are not finite; for masks without a valid action; and for what gymnasium's ``reset`` returns in place
-            of an observation
+        :raises ValueError: for observations, a ``state``, an ``episode_start`` or masks of another shape, or with
+            values that are not finite; for masks without a valid action; and for what gymnasium's ``reset`` returns in
+            place of an observation
         """
         check_boolean("deterministic", deterministic)
         stats, after, vectorized = self.predict_statistics(observation, state, episode_start, action_masks)
