@@ -267,7 +267,9 @@ def test_the_mean_q_of_sampled_actions_is_the_value_of_the_state(action_space: S
 @sampled_actions
 def test_candidates_are_sampled_from_the_policy(action_space: Space, recurrence: dict[str, Any]) -> None:
     policy, n = make(VECTOR, action_space, **recurrence), 20_000
-    given = sequences(policy, 1, 1)._replace(final_steps=th.zeros(0, dtype=th.int64))
+    given = sequences(policy, 1, 1)
+    no_finals = pick(given.final_observations, slice(0))
+    given = given._replace(final_observations=no_finals, final_steps=th.zeros(0, dtype=th.int64))
     with th.no_grad():
         found = evaluate(policy, given, n)
     assert found.candidates.shape == (1, 1, n, policy.family.n_components)
