@@ -230,7 +230,7 @@ class Family(ABC):
         """
 
     @abstractmethod
-    def to_env(self, actions: np.ndarray) -> np.ndarray:
+    def to_env(self, actions: Array) -> Array:
         """
         :param actions: ``[N, D]``
         :return: N elements of the action space, in its shape and dtype
@@ -296,7 +296,7 @@ class Categorical(Family):
         self.n_components, self.sizes = len(sizes), sizes
         self.trace_root = max(sum(size > 1 for size in sizes), 1)
         self.width = max(sizes)
-        self.shape, self.dtype = action_space.shape or (), action_space.dtype
+        self.shape, self.dtype = action_space.shape or (), np.dtype(action_space.dtype)
         self.start = getattr(action_space, "start", 0)
         self._firsts = np.cumsum([0, *sizes[:-1]])  # of the outcomes of each factor
         # Factors of unequal sizes are padded to one width, so that one operation serves all factors.
@@ -318,9 +318,9 @@ class Categorical(Family):
 
     def _pick(self, stats: th.Tensor, actions: th.Tensor) -> th.Tensor:
         """Probability of each factor's outcome, ``[..., D]``."""
-        factors = self._factors(stats)
-        shape = np.broadcast_shapes(factors.shape[:-1], actions.shape)
-        return factors.expand(*shape, -1).gather(-1, actions.expand(shape).unsqueeze(-1)).squeeze(-1)
+        broadcast: Any = th.broadcast_tensors(self._factors(stats), actions.unsqueeze(-1))  # type: ignore[no-untyped-call]
+        picked: th.Tensor = broadcast[0].gather(-1, broadcast[1][..., :1])
+        return picked.squeeze(-1)
 
     def statistics(self, outputs: th.Tensor, log_std: th.Tensor | None, masks: th.Tensor | None = None) -> th.Tensor:
         # The probability of a masked outcome is exactly 0, and so is the gradient of its output.
@@ -377,8 +377,8 @@ class Categorical(Family):
     def encode(self, actions: th.Tensor) -> th.Tensor:
         return self._joined(F.one_hot(actions, self.width)).float()
 
-    def to_env(self, actions: np.ndarray) -> np.ndarray:
-        return (actions.reshape(-1, *self.shape) + self.start).astype(self.dtype, copy=False)
+    def to_env(self, actions: Array) -> Array:
+        return _cast(actions.reshape(-1, *self.shape) + _like(actions, self.start), self.dtype)
 
     def _components(self, actions: np.ndarray) -> np.ndarray:
         for action in actions:
@@ -485,7 +485,7 @@ class DiagonalGaussian(Family):
     def __init__(self, action_space: spaces.Box, learn_log_std: bool = True) -> None:
         super().__init__(action_space)
         self.learn_log_std = learn_log_std
-        self.low, self.high, self.dtype = action_space.low, action_space.high, action_space.dtype
+        self.low, self.high, self.dtype = action_space.low, action_space.high, np.dtype(action_space.dtype)
         size = int(np.prod(action_space.shape))
         precision = th.float64 if action_space.dtype == np.float64 else th.float32
         low, high = (th.as_tensor(bound.reshape(size), dtype=precision) for bound in (self.low, self.high))
@@ -557,11 +557,9 @@ class DiagonalGaussian(Family):
         low, high, centre, scale = (bound.to(actions.device) for bound in self._bounds)
         return ((actions.clamp(low, high) - centre) / scale).to(actions.dtype)
 
-    def to_env(self, actions: np.ndarray) -> np.ndarray:
-        clipped: np.ndarray = np.clip(actions.reshape(-1, *self.low.shape), self.low, self.high)
-        if self.dtype is not None and self.dtype.kind in "iu":
-            clipped = np.rint(clipped)
-        return clipped.astype(self.dtype, copy=False)
+    def to_env(self, actions: Array) -> Array:
+        clipped = actions.reshape(-1, *self.low.shape).clip(_like(actions, self.low), _like(actions, self.high))
+        return _cast(clipped.round() if self.dtype.kind in "iu" else clipped, self.dtype)
 
     def _components(self, actions: np.ndarray) -> np.ndarray:
         return actions.astype(np.float32)
@@ -573,6 +571,17 @@ class DiagonalGaussian(Family):
     def distribution(self, stats: th.Tensor) -> Distribution:
         mean, std = stats.chunk(2, -1)
         return DiagGaussianDistribution(self.n_components).proba_distribution(mean, std.log())
+
+
+def _like(array: Array, other: Any) -> Array:
+    """An array of numpy as what ``array`` is: an array, or a tensor on its device."""
+    return th.as_tensor(other, device=array.device) if isinstance(array, th.Tensor) else np.asarray(other)
+
+
+def _cast(array: Array, dtype: np.dtype[Any]) -> Array:
+    if isinstance(array, th.Tensor):
+        return array.to(th.from_numpy(np.empty(0, dtype)).dtype)
+    return array.astype(dtype, copy=False)
 
 
 def _normals(uniforms: th.Tensor) -> th.Tensor:

@@ -145,19 +145,18 @@ class PredictionInterface(BasePolicy, ABC):
             ``[N]``
         """
         stats, values = self.judge(obs, *self._given(obs, states, action_masks))
-        distribution = self.family.distribution(stats)
-        if self.family.enumerable:
-            actions = actions.reshape(-1)
-        return values, distribution.log_prob(actions), distribution.entropy()
+        actions = actions.reshape(stats.shape[0], -1).to(self.family.action_dtype)
+        return values, self.family.log_likelihood(stats, actions), self.family.distribution(stats).entropy()
 
     def _given(
         self, obs: PyTorchObs, states: th.Tensor | None, action_masks: Any
     ) -> tuple[th.Tensor, th.Tensor | None]:
         """Recurrent states and masks for some observations."""
         rows = next(iter(obs.values())) if isinstance(obs, dict) else obs
+        n_rows = rows.shape[0]  # len() would be a constant of a trace
         if states is None:
-            states = th.zeros((len(rows), self.state_size), device=rows.device)
-        return states, self._checked_masks(action_masks, len(rows))
+            states = th.zeros((n_rows, self.state_size), device=rows.device)
+        return states, self._checked_masks(action_masks, n_rows)
 
     def _checked_masks(self, action_masks: Any, n_rows: int) -> th.Tensor | None:
         if action_masks is None:
@@ -259,7 +258,7 @@ class PredictionInterface(BasePolicy, ABC):
         if deterministic:
             return self.family.mode(stats)
         # From torch's global generator, as all policies of SB3 predict. Training has generators of its own.
-        uniforms = th.rand((len(stats), self.family.n_components), dtype=th.float64, device=stats.device)
+        uniforms = th.rand((stats.shape[0], self.family.n_components), dtype=th.float64, device=stats.device)
         return self.family.sample(stats, uniforms)
 
     def forward(
@@ -273,15 +272,16 @@ class PredictionInterface(BasePolicy, ABC):
         :param action_masks: see :meth:`predict`
         :return: actions as the policy samples them, V(x), ``[N, 1]``, and the actions' log probability, ``[N]``
         """
+        # SB3's distributions look at values, which torch's exporters cannot trace.
         stats, values = self.judge(obs, *self._given(obs, None, action_masks))
-        distribution = self.family.distribution(stats)
-        actions = distribution.get_actions(deterministic)
-        return actions, values, distribution.log_prob(actions)
+        actions = self._choose(stats, deterministic)
+        log_prob = self.family.log_likelihood(stats, actions)
+        return actions.squeeze(-1) if self.family.enumerable else actions, values, log_prob
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:
         # Without a recurrent state, for which SB3 has no place here.
         stats, _ = self.step(observation, *self._given(observation, None, None))
-        return th.as_tensor(self.family.to_env(self._choose(stats, deterministic).cpu().numpy()))
+        return self.family.to_env(self._choose(stats, deterministic))
 
 
 class ACERPolicy(PredictionInterface):

@@ -17,6 +17,7 @@ ALGORITHM: dict[str, set[str]] = {
     "distributions": set(),
     "checks": set(),
     "distributed": set(),
+    "extras": set(),
     "parameters": set(),
     "schedules": {"checks"},
     "recurrent": set(),
@@ -53,6 +54,7 @@ ALGORITHM: dict[str, set[str]] = {
 }
 # A folder for each topic: files and folders of this package that it may import besides the algorithm and itself.
 TOPICS: dict[str, set[str]] = {
+    "export": set(),
     "sb2_compat": {"demonstrations"},
     "demonstrations": set(),
     "atari": {"__init__", "hyperparams"},
@@ -69,6 +71,9 @@ OPTIONAL = (
     "tensorboard",
     "ale_py",
     "cv2",
+    "onnx",
+    "onnxruntime",
+    "onnxscript",
     "seaborn",
     "scipy",
 )

@@ -570,7 +570,7 @@ def test_without_a_state_the_methods_of_sb3s_policies_are_those_where_episodes_b
         assert th.equal(evaluated[0], values)
         assert th.equal(evaluated[1], log_prob)
         mode = policy.get_distribution(rows, *states).mode()
-        assert th.equal(mode, policy.forward(rows, deterministic=True)[0])
+        assert th.equal(mode, policy.forward(rows, deterministic=True)[0].to(mode.dtype))
     close(mode.reshape(6, -1).float(), policy.family.mode(stats_of(policy, rows)).float())
     drawn = th.stack([policy.forward(rows)[0].double().reshape(6, -1) for _ in range(8)])
     assert (drawn.std(0) > 0).any()

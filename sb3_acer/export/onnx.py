@@ -1,0 +1,242 @@
+"""A trained policy as an ONNX file: :func:`export_onnx` and ``sb3-acer export``."""
+
+import argparse
+import logging
+import pickle
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.running_mean_std import RunningMeanStd
+from stable_baselines3.common.vec_env import VecNormalize
+from torch import nn
+
+from sb3_acer.acer import ACER
+from sb3_acer.checks import require
+from sb3_acer.extras import require_packages
+from sb3_acer.policies import ACERPolicy
+from sb3_acer.storage import FilePath, named, opened, replacing
+
+TOLERANCE = 1e-4
+"""of what a file computes, compared with the policy; constants in place of inputs differ by far more"""
+
+
+def export_onnx(model: ACER, path: FilePath, vec_normalize: VecNormalize | FilePath | None = None) -> None:
+    """
+    Write the policy that acts deterministically as an ONNX file. The number of rows N of a call is free.
+
+    Inputs:
+
+    - ``observation``, ``[N, ...]``, as ``model.observation_space`` says and of its dtype; images have their channels
+      first. Preprocessing (division by 255, one-hot vectors) is part of the file. Dict observations are one input
+      ``observation.KEY`` for each key.
+    - ``state``, of recurrent policies only: recurrent states, 0 where an episode begins, ``[N, W]``.
+
+    Outputs:
+
+    - ``action``, ``[N, ...]``: the most probable actions, as the environment takes them.
+    - ``statistics`` of the policy's distribution, ``[N, P]``: probabilities; of Box actions means, then standard
+      deviations. Where actions are masked, take the most probable valid ones by these.
+    - ``next_state``, of recurrent policies only: the ``state`` of the next call, ``[N, W]``.
+
+    The file computes in float32, also if the agent computes features of images in bfloat16.
+
+    :param model: the agent
+    :param path: the file; ``.onnx`` may be left out
+    :param vec_normalize: statistics of observations, or the file that ``VecNormalize.save`` wrote: ``observation`` is
+        then the environment's own, not normalised. Such a file is a pickle: load only those whose author you trust.
+    :raises ImportError: if a package of the extra ``onnx`` is missing
+    :raises ValueError: if the policy cannot be traced, if what was traced computes other numbers than the policy, and
+        if ``vec_normalize`` is of other observations. No file is written then.
+    """
+    require(isinstance(model, ACER), "model", "an agent of ACER", model)
+    require_packages("export", "onnx", "onnx", "onnxscript", "onnxruntime")
+    network = ActingNetwork(model.policy, _loaded(vec_normalize))
+    contents = network.to_onnx()
+    network.require_equal(contents)
+    with replacing(path, "onnx") as file:
+        file.write(contents)
+
+
+class ActingNetwork(nn.Module):
+    """
+    What :func:`export_onnx` writes, as a module of tensors.
+
+    :param policy: the policy; it is copied
+    :param vec_normalize: see :func:`export_onnx`
+    """
+
+    def __init__(self, policy: ACERPolicy, vec_normalize: VecNormalize | None) -> None:
+        super().__init__()
+        self.policy = deepcopy(policy).to("cpu")
+        self.policy.set_training_mode(False)
+        self.policy.use_bfloat16 = False
+        space = policy.observation_space
+        self.observation_space = space if vec_normalize is None else _space_before(vec_normalize, space)
+        self.keys: list[str] | None = list(space.spaces) if isinstance(space, spaces.Dict) else None
+        statistics = {} if vec_normalize is None else _statistics_of(vec_normalize)
+        self.normalizers = nn.ModuleList(
+            Normalizer(statistics[key], vec_normalize) if vec_normalize and key in statistics else nn.Identity()
+            for key in (self.keys if self.keys is not None else [None])
+        )
+        self.input_names = ["observation"] if self.keys is None else [f"observation.{key}" for key in self.keys]
+        self.output_names = ["action", "statistics"]
+        if policy.state_size:
+            self.input_names.append("state")
+            self.output_names.append("next_state")
+
+    def forward(self, *inputs: th.Tensor) -> tuple[th.Tensor, ...]:
+        parts = [normalizer(part) for normalizer, part in zip(self.normalizers, inputs, strict=False)]
+        observations = parts[0] if self.keys is None else dict(zip(self.keys, parts, strict=True))
+        states = inputs[-1] if self.policy.state_size else parts[0].new_zeros((parts[0].shape[0], 0))
+        stats, states = self.policy.step(observations, states)
+        family = self.policy.family
+        outputs = (family.to_env(family.mode(stats)), stats, states)
+        return outputs[: len(self.output_names)]
+
+    def to_onnx(self) -> bytes:
+        """
+        :raises ValueError: if the policy cannot be traced
+        """
+        inputs, batch = self.sample(2), th.export.Dim("batch")
+        try:
+            with th.no_grad(), _quiet():
+                program = th.export.export(
+                    self, inputs, dynamic_shapes={"inputs": tuple({0: batch} for _ in inputs)}, strict=False
+                )
+                exported = th.onnx.export(
+                    program,
+                    dynamo=True,
+                    verbose=False,
+                    input_names=self.input_names,
+                    output_names=self.output_names,
+                    external_data=False,
+                )
+        except Exception as error:  # whatever a features extractor of the user's does that cannot be traced
+            raise ValueError(
+                f"the policy cannot be exported: {type(self.policy).__name__} must compute with operations on tensors, "
+                f"whose number of rows is free, got {type(error).__name__}: {str(error).strip()}"
+            ) from error
+        assert exported is not None
+        contents: bytes = exported.model_proto.SerializeToString()
+        return contents
+
+    def require_equal(self, contents: bytes) -> None:
+        """
+        :param contents: of an ONNX file
+        :raises ValueError: if it computes other numbers than this network, on batches of several sizes
+        """
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(contents, providers=["CPUExecutionProvider"])
+        for n_rows in (1, 3, 16):
+            inputs = self.sample(n_rows)
+            with th.no_grad():
+                expected = self(*inputs)
+            found = session.run(
+                self.output_names,
+                {name: part.numpy() for name, part in zip(self.input_names, inputs, strict=True)},
+            )
+            for name, own, other in list(zip(self.output_names, expected, found, strict=True))[1:]:
+                if own.shape != other.shape or not np.allclose(own.numpy(), other, TOLERANCE, TOLERANCE):
+                    raise ValueError(
+                        f"the policy cannot be exported: {name} must be what {type(self.policy).__name__} computes, "
+                        "got other values from the file: something was traced as a constant"
+                    )
+
+    def sample(self, n_rows: int) -> tuple[th.Tensor, ...]:
+        """Random inputs."""
+        space = deepcopy(self.observation_space)
+        space.seed(n_rows)
+        parts = space.spaces.values() if isinstance(space, spaces.Dict) else [space]
+        inputs = [th.from_numpy(np.stack([np.asarray(part.sample()) for _ in range(n_rows)])) for part in parts]
+        if self.policy.state_size:
+            inputs.append(th.rand((n_rows, self.policy.state_size), generator=th.Generator().manual_seed(n_rows)))
+        return tuple(inputs)
+
+
+class Normalizer(nn.Module):
+    """
+    Observations as VecNormalize normalises them, in float64 as there.
+
+    :param statistics: mean and variance
+    :param vec_normalize: whose clipping and epsilon are used
+    """
+
+    mean: th.Tensor
+    std: th.Tensor
+
+    def __init__(self, statistics: RunningMeanStd, vec_normalize: VecNormalize) -> None:
+        super().__init__()
+        self.register_buffer("mean", th.as_tensor(statistics.mean, dtype=th.float64))
+        self.register_buffer("std", th.as_tensor(statistics.var + vec_normalize.epsilon, dtype=th.float64).sqrt())
+        self.bound = float(vec_normalize.clip_obs)
+
+    def forward(self, observation: th.Tensor) -> th.Tensor:
+        return ((observation.double() - self.mean) / self.std).clamp(-self.bound, self.bound).float()
+
+
+def _loaded(vec_normalize: VecNormalize | FilePath | None) -> VecNormalize | None:
+    if vec_normalize is None or isinstance(vec_normalize, VecNormalize):
+        return vec_normalize
+    with opened(vec_normalize, "pkl", "vec_normalize") as file, named(vec_normalize):
+        loaded = pickle.load(file)
+    require(isinstance(loaded, VecNormalize), "vec_normalize", "a VecNormalize, or a file of one", loaded)
+    return loaded  # type: ignore[no-any-return]
+
+
+def _statistics_of(vec_normalize: VecNormalize) -> dict[str | None, RunningMeanStd]:
+    """By the keys of Dict observations that are normalised; None stands for observations without keys."""
+    if not vec_normalize.norm_obs:
+        return {}
+    statistics: Any = vec_normalize.obs_rms
+    return dict(statistics) if isinstance(statistics, dict) else {None: statistics}
+
+
+def _space_before(vec_normalize: VecNormalize, space: spaces.Space[Any]) -> spaces.Space[Any]:
+    """The space of the observations before they are normalised."""
+    before = vec_normalize.observation_space if vec_normalize.venv is None else vec_normalize.venv.observation_space
+    alike = _shapes(before) == _shapes(space)
+    require(alike, "vec_normalize", f"of the agent's observations {space}", before)
+    return before
+
+
+def _shapes(space: spaces.Space[Any]) -> Any:
+    return {key: part.shape for key, part in space.items()} if isinstance(space, spaces.Dict) else space.shape
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without torch's notes on its own progress."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def main(arguments: list[str]) -> None:
+    """write a saved agent's policy as an ONNX file"""
+    parser = argparse.ArgumentParser("sb3-acer export", description="Write a saved agent's policy as an ONNX file.")
+    parser.add_argument("agent", metavar="AGENT", type=Path, help="the saved agent")
+    parser.add_argument("path", metavar="OUT", type=Path, help="the file to write, for example agent.onnx")
+    parser.add_argument("--vec-normalize", type=Path, help="statistics to put in: the run's vecnormalize.pkl")
+    options = parser.parse_args(arguments)
+    path = options.path if options.path.suffix else options.path.with_suffix(".onnx")
+    try:
+        model = ACER.load(options.agent, device="cpu")
+        export_onnx(model, path, options.vec_normalize)
+    except (ValueError, OSError, ImportError) as error:
+        sys.exit(f"sb3-acer export: {error}")
+    print(f"{type(model.policy).__name__} for {model.observation_space} and {model.action_space}: {path}")

@@ -1,0 +1,23 @@
+"""How a message names the extras of pyproject.toml."""
+
+from importlib.util import find_spec
+
+
+def how_to_install(extra: str) -> str:
+    """
+    :param extra: of pyproject.toml
+    :return: what to type; sb3_acer is on no package index, so its clone is where the extras are known
+    """
+    return f'in the folder of your clone of sb3_acer, pip install -c constraints.txt ".[{extra}]"'
+
+
+def require_packages(what: str, extra: str, *packages: str) -> None:
+    """
+    :param what: what needs the packages
+    :param extra: of pyproject.toml, which installs them
+    :param packages: by their names in ``import``
+    :raises ImportError: if one is missing
+    """
+    missing = [name for name in packages if find_spec(name) is None]
+    if missing:
+        raise ImportError(f"{what} needs {', '.join(missing)}: {how_to_install(extra)}")

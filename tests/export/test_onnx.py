@@ -1,0 +1,277 @@
+"""An exported file computes what the agent does, for any number of rows, or is not written."""
+
+import io
+import pickle
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import onnxruntime
+import pytest
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
+from torch import nn
+
+from sb3_acer import ACER
+from sb3_acer.export import export_onnx
+from sb3_acer.export.onnx import ActingNetwork, main
+
+Space = spaces.Space[Any]
+
+VECTOR, IMAGE = spaces.Box(-5, 5, (4,)), spaces.Box(0, 255, (4, 36, 36), np.uint8)
+DICT = spaces.Dict({"state": VECTOR, "image": IMAGE, "cell": spaces.Discrete(4), "bits": spaces.MultiBinary(3)})
+CASES: dict[str, tuple[str, Space, Space]] = {
+    "Discrete": ("MlpPolicy", VECTOR, spaces.Discrete(5, start=2)),
+    "MultiDiscrete": ("MlpPolicy", VECTOR, spaces.MultiDiscrete([2, 3, 4])),
+    "MultiBinary": ("MlpPolicy", spaces.MultiDiscrete([3, 4]), spaces.MultiBinary(4)),
+    "Box": ("MlpPolicy", VECTOR, spaces.Box(-0.1, 0.1, (2,))),
+    "Box of integers": ("MlpPolicy", spaces.Discrete(7), spaces.Box(-3, 3, (2, 2), np.int32)),
+    "LSTM": ("MlpLstmPolicy", VECTOR, spaces.Discrete(3)),
+    "layer-normalised LSTM": ("MlpLnLstmPolicy", VECTOR, spaces.Box(-1, 1, (1,))),
+    "images": ("CnnPolicy", IMAGE, spaces.Discrete(3)),
+    "images with an LSTM": ("CnnLstmPolicy", IMAGE, spaces.MultiBinary(2)),
+    "Dict": ("MultiInputPolicy", DICT, spaces.Discrete(4)),
+}
+
+
+def env_of(observation_space: Space, action_space: Space) -> VecEnv:
+    env: gym.Env[Any, Any] = gym.Env()
+    env.observation_space, env.action_space = observation_space, action_space
+    return DummyVecEnv([lambda: env])
+
+
+def agent(policy: str = "MlpPolicy", observations: Space = VECTOR, actions: Space = VECTOR, **kwargs: Any) -> ACER:
+    if "Lstm" in policy:
+        kwargs["lstm_hidden_size"] = 16
+    if "Cnn" in policy:
+        kwargs["use_bfloat16"] = False
+    model = ACER(policy, env_of(observations, actions), seed=0, device="cpu", policy_kwargs=kwargs)
+    with th.no_grad():
+        model.policy.pi_head.weight.mul_(300)  # an untrained policy hardly depends on its input
+    return model
+
+
+def sampled(space: Space, n: int) -> Any:
+    space.seed(1)
+    if isinstance(space, spaces.Dict):
+        return {key: sampled(part, n) for key, part in space.items()}
+    return np.stack([np.asarray(space.sample()) for _ in range(n)])
+
+
+def inputs_of(observations: Any) -> dict[str, np.ndarray]:
+    if isinstance(observations, dict):
+        return {f"observation.{key}": part for key, part in observations.items()}
+    return {"observation": observations}
+
+
+def run(path: Path, **inputs: np.ndarray) -> dict[str, np.ndarray]:
+    session = onnxruntime.InferenceSession(path)
+    return dict(zip([output.name for output in session.get_outputs()], session.run(None, inputs), strict=True))
+
+
+def statistics(model: ACER, observations: Any, states: Any = None) -> tuple[np.ndarray, np.ndarray]:
+    stats, states, _ = model.policy.predict_statistics(observations, states)
+    return stats.numpy(), states.numpy()
+
+
+@pytest.mark.parametrize(("policy", "observations", "actions"), CASES.values(), ids=CASES)
+def test_a_file_computes_what_the_agent_does(policy: str, observations: Space, actions: Space, tmp_path: Path) -> None:
+    model = agent(policy, observations, actions)
+    export_onnx(model, tmp_path / "agent.onnx")
+    given = sampled(observations, 1000)
+    states, given_states = None, {}
+    if model.policy.state_size:
+        states = np.random.default_rng(0).normal(size=(1000, model.policy.state_size)).astype(np.float32)
+        given_states = {"state": states}
+    found = run(tmp_path / "agent.onnx", **inputs_of(given), **given_states)
+    stats, after = statistics(model, given, states)
+    np.testing.assert_allclose(found["statistics"], stats, rtol=1e-5, atol=1e-5)
+    assert found["statistics"].std(0).max() > 0.01  # they depend on the observations
+    predicted, _ = model.predict(given, states, deterministic=True)
+    assert found["action"].shape == predicted.shape
+    assert found["action"].dtype == predicted.dtype
+    if isinstance(actions, spaces.Box):
+        np.testing.assert_allclose(found["action"], predicted, rtol=1e-5, atol=1e-5)
+    else:
+        assert (found["action"] != predicted).mean() < 0.002  # two probabilities may be equal to the last digit
+    if states is None:
+        assert set(found) == {"action", "statistics"}
+    else:
+        np.testing.assert_allclose(found["next_state"], after, rtol=1e-5, atol=1e-5)
+
+
+def test_a_recurrent_file_is_run_step_by_step(tmp_path: Path) -> None:
+    model = agent("MlpLstmPolicy", actions=spaces.Discrete(3))
+    export_onnx(model, tmp_path / "agent")  # the suffix may be left out
+    steps, state, own = sampled(VECTOR, 20), np.zeros((1, model.policy.state_size), np.float32), None
+    for observation in steps[:, np.newaxis]:
+        found = run(tmp_path / "agent.onnx", observation=observation, state=state)
+        action, own = model.predict(observation, own, deterministic=True)
+        state = found["next_state"]
+        np.testing.assert_array_equal(found["action"], action)
+        np.testing.assert_allclose(state, own, rtol=1e-5, atol=1e-5)
+
+
+def normalized(observations: Space, **kwargs: Any) -> VecNormalize:
+    normalize = VecNormalize(env_of(observations, spaces.Discrete(3)), **kwargs)
+    rng = np.random.default_rng(0)
+    rows: Any = normalize.__dict__.get("obs_rms", {})
+    for statistics_ in rows.values() if isinstance(rows, dict) else [rows]:
+        statistics_.update(1e4 + rng.normal(size=(50, *np.shape(statistics_.mean))))  # float32 has four digits left
+    return normalize
+
+
+def test_statistics_of_vec_normalize_are_put_in_on_request(tmp_path: Path) -> None:
+    model, normalize = agent(actions=spaces.Discrete(3)), normalized(VECTOR, clip_obs=2.0)
+    normalize.save(str(tmp_path / "vecnormalize.pkl"))
+    given = (1e4 + np.random.default_rng(1).normal(size=(1000, 4))).astype(np.float32)
+    stats, _ = statistics(model, normalize.normalize_obs(given))
+    for vec_normalize in (normalize, tmp_path / "vecnormalize.pkl"):
+        export_onnx(model, tmp_path / "agent.onnx", vec_normalize)
+        found = run(tmp_path / "agent.onnx", observation=given)
+        np.testing.assert_allclose(found["statistics"], stats, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kwargs", [{"norm_obs_keys": ["speed"]}, {"norm_obs": False}], ids=["one key", "rewards only"])
+def test_only_what_vec_normalize_normalizes_is_normalized(kwargs: dict[str, Any]) -> None:
+    space = spaces.Dict({"speed": VECTOR, "place": VECTOR})
+    model, normalize = agent("MultiInputPolicy", space, spaces.Discrete(3)), normalized(space, **kwargs)
+    given = sampled(space, 50)
+    stats, _ = statistics(model, normalize.normalize_obs(given))
+    network = ActingNetwork(model.policy, normalize)
+    with th.no_grad():
+        outputs = network(*(th.from_numpy(part) for part in given.values()))
+    np.testing.assert_allclose(outputs[1].numpy(), stats, rtol=1e-5, atol=1e-5)
+
+
+class Opaque(BaseFeaturesExtractor):
+    """Computes with numpy, which a trace does not see."""
+
+    def __init__(self, observation_space: spaces.Space[Any]) -> None:
+        super().__init__(observation_space, 4)
+
+    def forward(self, observations: th.Tensor) -> th.Tensor:
+        return th.from_numpy(np.tanh(observations.detach().numpy()))
+
+
+class Fixed(BaseFeaturesExtractor):
+    """Looks at a value, of which a trace would make a constant."""
+
+    def __init__(self, observation_space: spaces.Space[Any]) -> None:
+        super().__init__(observation_space, 4)
+
+    def forward(self, observations: th.Tensor) -> th.Tensor:
+        return observations * (2.0 if float(observations.sum()) > 0 else 1.0)
+
+
+@pytest.mark.parametrize("extractor", [Opaque, Fixed])
+def test_what_cannot_be_traced_raises_and_writes_no_file(extractor: type[Any], tmp_path: Path) -> None:
+    model = agent(actions=spaces.Discrete(3), features_extractor_class=extractor)
+    with pytest.raises(ValueError, match="the policy cannot be exported: MlpPolicy must compute with operations on"):
+        export_onnx(model, tmp_path / "agent.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_computes_other_numbers_is_refused() -> None:
+    one, other = (ActingNetwork(agent(actions=spaces.Discrete(3)).policy, None) for _ in range(2))
+    contents = one.to_onnx()
+    one.require_equal(contents)
+    with th.no_grad():
+        other.policy.pi_head.bias.add_(th.tensor([1.0, 0.0, 0.0]))
+    with pytest.raises(ValueError, match="statistics must be what MlpPolicy computes"):
+        other.require_equal(contents)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("MlpPolicy", "agent.onnx"), "model must be an agent of ACER"),
+        ((None, "agent.onnx", env_of(VECTOR, VECTOR)), "vec_normalize must be"),
+        ((None, "agent.onnx", normalized(spaces.Box(-1, 1, (3,)))), "vec_normalize must be of the agent's observation"),
+        ((None, 5), "path must be a path"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        export_onnx(arguments[0] or agent(), *arguments[1:])
+
+
+def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sb3_acer.extras.find_spec", lambda name: None if name == "onnxscript" else name)
+    with pytest.raises(ImportError, match=r'needs onnxscript: in the folder .* pip install -c .* "\.\[onnx\]"'):
+        export_onnx(agent(), "agent.onnx")
+
+
+def test_the_command_exports_a_saved_agent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = agent(actions=spaces.Discrete(3))
+    model.save(tmp_path / "agent.zip")
+    normalize = normalized(VECTOR)
+    normalize.save(str(tmp_path / "vecnormalize.pkl"))
+    arguments = [str(tmp_path / "agent.zip"), str(tmp_path / "out.onnx")]
+    main([*arguments, "--vec-normalize", str(tmp_path / "vecnormalize.pkl")])
+    assert capsys.readouterr().out.endswith("out.onnx\n")
+    given = sampled(VECTOR, 3)
+    found = run(tmp_path / "out.onnx", observation=given)
+    np.testing.assert_allclose(found["statistics"], statistics(model, normalize.normalize_obs(given))[0], 1e-5, 1e-5)
+
+
+def test_the_command_has_no_traceback_for_a_users_mistake(tmp_path: Path) -> None:
+    with (tmp_path / "dict.pkl").open("wb") as file:
+        pickle.dump({}, file)
+    agent().save(tmp_path / "agent.zip")
+    for arguments in (["none.zip"], ["dict.pkl"], ["agent.zip", "--vec-normalize", str(tmp_path / "dict.pkl")]):
+        with pytest.raises(SystemExit, match="sb3-acer export: "):
+            main([str(tmp_path / arguments[0]), str(tmp_path / "out.onnx"), *arguments[1:]])
+    assert not (tmp_path / "out.onnx").exists()
+
+
+class Wrapper(nn.Module):
+    """Of SB3's documentation of exports."""
+
+    def __init__(self, policy: nn.Module) -> None:
+        super().__init__()
+        self.policy = policy
+
+    def forward(self, observation: th.Tensor) -> Any:
+        return self.policy(observation, deterministic=True)
+
+
+@pytest.mark.parametrize("dynamo", [True, False], ids=["torch.export", "tracing"])
+@pytest.mark.parametrize("actions", [spaces.Discrete(3), spaces.Box(-1, 1, (2,))], ids=["Discrete", "Box"])
+@pytest.mark.filterwarnings("ignore")
+def test_the_wrapper_of_sb3s_documentation_can_be_exported(actions: Space, dynamo: bool) -> None:
+    module = Wrapper(agent(actions=actions).policy.eval())
+    example, file = th.randn(2, 4), io.BytesIO()
+    axes: dict[str, Any] = (
+        {"dynamic_shapes": ({0: th.export.Dim("batch")},)} if dynamo else {"dynamic_axes": {"input": [0]}}
+    )
+    export: Any = th.onnx.export  # takes an open file too, whatever its signature says
+    export(module, (example,), file, input_names=["input"], dynamo=dynamo, opset_version=18, **axes)
+    rows = th.from_numpy(sampled(VECTOR, 100))
+    with th.no_grad():
+        expected = module(rows)
+    found = onnxruntime.InferenceSession(file.getvalue()).run(None, {"input": rows.numpy()})
+    for own, other in zip(expected, found, strict=True):
+        np.testing.assert_allclose(own.numpy(), other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("policy", ["MlpPolicy", "MlpLstmPolicy"])
+def test_a_trace_of_predict_depends_on_its_input(policy: str) -> None:
+    own = agent(policy, actions=spaces.Discrete(3, start=1)).policy.eval()
+    rows = th.from_numpy(sampled(VECTOR, 100))
+
+    class Predict(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.policy = own
+
+        def forward(self, observation: th.Tensor) -> th.Tensor:
+            return self.policy._predict(observation, deterministic=True)
+
+    traced = th.jit.trace(Predict(), rows[:2], check_trace=False)  # type: ignore[no-untyped-call]
+    found = traced(rows)
+    assert th.equal(found, own._predict(rows, deterministic=True))
+    assert len(found.unique()) > 1
