@@ -4,6 +4,7 @@ from sb3_acer.acer import ACER
 from sb3_acer.buffer import SequenceReplayBuffer
 from sb3_acer.demonstrations.dataset import ExpertDataset
 from sb3_acer.demonstrations.recording import generate_expert_traj
+from sb3_acer.export import export_onnx
 from sb3_acer.policies import (
     CnnLnLstmPolicy,
     CnnLstmPolicy,
@@ -34,6 +35,7 @@ __all__ = [
     "MultiInputPolicy",
     "SequenceReplayBuffer",
     "__version__",
+    "export_onnx",
     "generate_expert_traj",
     "load_stable_baselines",
 ]

@@ -56,7 +56,13 @@ def make_parser() -> argparse.ArgumentParser:
     def whole(text: str) -> int:
         return int(float(text))  # 1e7
 
-    parser = argparse.ArgumentParser("sb3-acer run-atari", formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = argparse.ArgumentParser(
+        "sb3-acer run-atari",
+        description="Train on an Atari game, like stable-baselines' run_atari. The output folder holds progress.csv, "
+        "the scores of all games (*.monitor.csv), checkpoints and agent.zip. Ctrl-C saves a checkpoint and ends "
+        "training; --resume continues from the newest checkpoint, with the same arguments unless others are given.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
     parser.add_argument("--env", default="BreakoutNoFrameskip-v4", help="id of the environment")
     parser.add_argument("--seed", type=int, default=0, help="seed of all random numbers")
     parser.add_argument("--num-timesteps", type=whole, default=10_000_000, help="steps of all games together")

@@ -14,8 +14,9 @@ from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvStepReturn
 
 from sb3_acer.checks import check_boolean, check_integer, check_number, check_seed, require
+from sb3_acer.extras import how_to_install
 
-NEEDED = 'Atari games need ale-py 0.12.1 or later: pip install "sb3-acer[atari]"'
+NEEDED = f"Atari games need ale-py 0.12.1 or later: {how_to_install('atari')}"
 
 try:
     import ale_py.roms

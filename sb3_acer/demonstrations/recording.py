@@ -28,6 +28,7 @@ from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, unwrap_vec_normalize
 
 from sb3_acer.checks import check_integer, require
+from sb3_acer.extras import how_to_install
 
 KEYS = ("actions", "obs", "rewards", "episode_returns", "episode_starts")
 END_KEYS = ("truncated", "final_obs")
@@ -188,5 +189,5 @@ def _opencv() -> ModuleType:
     try:
         import cv2
     except ImportError as error:
-        raise ImportError("images of demonstrations need OpenCV: pip install sb3-acer[atari]") from error
+        raise ImportError(f"images of demonstrations need OpenCV: {how_to_install('atari')}") from error
     return cv2

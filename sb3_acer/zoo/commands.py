@@ -26,8 +26,6 @@ import rl_zoo3.train
 import rl_zoo3.utils
 from rl_zoo3.utils import get_model_path
 
-from sb3_acer import __version__
-from sb3_acer.sb2_compat import migration
 from sb3_acer.zoo.display import draw_offscreen, ffmpeg_on_path, figures_saved, watchable_env
 from sb3_acer.zoo.experiment import ARGUMENTS, LOG_FOLDER, Experiment, command, run_to_resume
 from sb3_acer.zoo.registration import register
@@ -247,20 +245,6 @@ def zoo_path(arguments: list[str]) -> None:
     print(ZOO_PATH)
 
 
-def run_atari(arguments: list[str]) -> None:
-    """train on an Atari game, like stable-baselines' run_atari
-
-    The output folder holds progress.csv, the scores of all games (*.monitor.csv), checkpoints and agent.zip. Ctrl-C
-    saves a checkpoint and ends training; --resume continues from the newest checkpoint, with the same arguments unless
-    others are given.
-    """
-    try:
-        from sb3_acer.atari import run
-    except ImportError as error:
-        sys.exit(f"sb3-acer run-atari: {error}")
-    run.main(arguments)
-
-
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "train": train,
     "enjoy": enjoy,
@@ -273,8 +257,6 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "benchmark": benchmark,
     "push-to-hub": push_to_hub,
     "zoo-path": zoo_path,
-    "migrate": migration.main,
-    "run-atari": run_atari,
 }
 
 
@@ -286,26 +268,12 @@ def asks_for_help(arguments: list[str]) -> bool:
     return not {"-h", "--help"}.isdisjoint(arguments)
 
 
-def usage() -> str:
-    commands = "\n".join(f"  {name:<17}{description(name)[0]}" for name in COMMANDS)
-    return (
-        f"sb3-acer {__version__}: rl-zoo's commands, with ACER\n\nusage: sb3-acer COMMAND [ARGUMENTS]\n\n{commands}\n\n"
-        "The arguments are those of rl-zoo: sb3-acer COMMAND --help lists them."
-    )
-
-
 def main(arguments: list[str]) -> int:
     """
     :param arguments: of the command line: a command and its arguments
     :return: the exit code
     """
-    if not arguments or asks_for_help(arguments[:1]):
-        print(usage())
-        return 0
     name, *rest = arguments
-    if name not in COMMANDS:
-        print(f"sb3-acer: command must be one of {', '.join(COMMANDS)}, got {name!r}", file=sys.stderr)
-        return 2
     if asks_for_help(rest):
         print("\n".join(description(name)), end="\n\n")
     register()

@@ -17,6 +17,7 @@ from sb3_acer.__main__ import main as command_line
 from sb3_acer.atari import AtariVecEnv, make_atari_vec_env
 from sb3_acer.atari import run as run_module
 from sb3_acer.atari.run import main, make_parser
+from sb3_acer.extras import how_to_install
 from sb3_acer.hyperparams import hyperparams
 
 pytestmark = pytest.mark.filterwarnings("ignore:replay will never start")
@@ -193,5 +194,5 @@ def test_without_ale_py_a_run_names_the_extra(
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(sys, "argv", ["sb3-acer", "run-atari"])
     assert command_line() == 2
-    message = 'sb3-acer run-atari: Atari games need ale-py 0.12.1 or later: pip install "sb3-acer[atari]"'
+    message = f"sb3-acer run-atari: Atari games need ale-py 0.12.1 or later: {how_to_install('atari')}"
     assert capsys.readouterr().err.splitlines() == [message]

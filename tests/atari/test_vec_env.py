@@ -23,6 +23,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_acer.atari import AtariId, AtariVecEnv, make_atari_vec_env, parse_atari_id, vec_env
+from sb3_acer.extras import how_to_install
 from tests.atari.conftest import (
     channels_first,
     n_actions,
@@ -463,7 +464,7 @@ def test_without_a_fitting_ale_py_the_extra_is_named(
         monkeypatch.setattr(ale_py, "__version__", version)
     with pytest.raises(ImportError) as raised:
         runpy.run_path(vec_env.__file__)  # as its import would run it
-    assert str(raised.value) == f'Atari games need ale-py 0.12.1 or later: pip install "sb3-acer[atari]"{end}'
+    assert str(raised.value) == f"Atari games need ale-py 0.12.1 or later: {how_to_install('atari')}{end}"
 
 
 def test_games_continue_in_another_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,48 @@
+"""The command line before it knows which command it is."""
+
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from sb3_acer.__main__ import OWN, SUMMARIES, main
+
+OPTIONAL = ("rl_zoo3", "optuna", "moviepy", "rich", "tqdm", "seaborn", "scipy", "ale_py", "cv2", "onnx", "yaml")
+
+
+def run(*arguments: str) -> int:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["sb3-acer", *arguments])
+        return main()
+
+
+def test_an_unknown_command_is_told_the_commands_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("trian") == 2
+    assert f"must be one of {', '.join(SUMMARIES)}, got 'trian'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
+def test_help_lists_every_command(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*arguments) == 0
+    printed = capsys.readouterr().out
+    assert all(f"  {name} " in printed for name in SUMMARIES)
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_help_of_a_command_of_its_own_lists_its_arguments(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert import_module(OWN[name]).main.__doc__
+    with pytest.raises(SystemExit) as exit_info:
+        run(name, "--help")
+    assert exit_info.value.code == 0
+    assert "options:" in capsys.readouterr().out
+
+
+def test_help_needs_no_extra(tmp_path: Path) -> None:
+    hide = "; ".join(f"sys.modules[{name!r}] = None" for name in OPTIONAL)
+    code = f"import runpy, sys; {hide}; sys.argv[1:] = ['--help']; runpy.run_module('sb3_acer', run_name='__main__')"
+    finished = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stderr == ""
+    assert "usage: sb3-acer COMMAND" in finished.stdout
