@@ -13,6 +13,7 @@ from stable_baselines3.common.type_aliases import PyTorchObs
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_acer.checks import check_boolean, check_device, check_integer, require
+from sb3_acer.finite import LARGEST
 from sb3_acer.frames import FrameStack, make_frame_stack
 from sb3_acer.ring import Ring, bytes_needed
 from sb3_acer.storage import read_state, write_state
@@ -130,10 +131,8 @@ class SequenceReplayBuffer(ReplayBuffer):
         frame_stack: int | dict[str, int] | None = None,
         storage_device: th.device | str = "cpu",
     ) -> None:
-        buffer_size, n_steps, n_envs = (
-            check_integer(name, value)
-            for name, value in (("buffer_size", buffer_size), ("n_steps", n_steps), ("n_envs", n_envs))
-        )
+        buffer_size, n_steps = check_integer("buffer_size", buffer_size), check_integer("n_steps", n_steps)
+        n_envs = check_integer("n_envs", n_envs, 1, 2**20)
         for name, space in (("observation_space", observation_space), ("action_space", action_space)):
             require(isinstance(space, spaces.Space), name, "a space of gymnasium", space)
         device = check_device("device", device)
@@ -301,7 +300,7 @@ class SequenceReplayBuffer(ReplayBuffer):
 
         :param n_envs: number of environments of the new buffer
         """
-        n_envs = check_integer("n_envs", n_envs)
+        n_envs = check_integer("n_envs", n_envs, 1, 2**20)
         other = type(self)(
             self.buffer_size,
             self.observation_space,
@@ -378,7 +377,7 @@ class SequenceReplayBuffer(ReplayBuffer):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """
         :param state: what :meth:`state_dict` returned for a buffer of the same sizes
-        :raises ValueError: if it is the state of a buffer of other sizes or spaces
+        :raises ValueError: if it is the state of a buffer of other sizes or spaces, or cannot be sampled
         """
         for name, value in state["sizes"].items():
             if value != getattr(self, name):
@@ -396,8 +395,22 @@ class SequenceReplayBuffer(ReplayBuffer):
             states, masked = np.asarray(columns["states"])[0], _INVALID in columns["observations"]
             self._ring = self._make_ring(action, behaviour, states, masked)
             self._ring.load_state_dict(columns)
-        self.pos, self.full, self.step = state["pos"], state["full"], state["step"]
-        self._ended = np.array(state["ended"])
+        n_slots = self.n_slots if self._ring is None else self._ring.n_slots
+        self.pos = check_integer("pos of the replay buffer", state["pos"], 0, n_slots - 1)
+        self.step = check_integer("step of the replay buffer", state["step"], 0, self.n_steps - 1)
+        self.full = check_boolean("full of the replay buffer", state["full"])
+        self._ended = np.array(state["ended"], bool)
+        require(self._ended.shape == (self.n_envs,), "ended of the replay buffer", "one per environment", self._ended)
+        self._require_usable()
+
+    def _require_usable(self) -> None:
+        """Read every finished slot once: a damaged one would stop training at any later time."""
+        for slot in range(self.pos - self.size() // self.n_steps, self.pos):
+            batch = self.gather(np.full(self.n_envs, slot), np.arange(self.n_envs), None, th.device("cpu"))
+            read = (*_by_key(batch.observations).values(), *_by_key(batch.final_observations).values(), *batch[1:4])
+            for rows in (*read, batch.states):
+                is_finite = not rows.is_floating_point() or bool((rows.abs() <= LARGEST).all())
+                require(is_finite, "the replay buffer", "of finite numbers", "others")
 
     def write(self, file: io.BufferedIOBase) -> None:
         """
@@ -428,6 +441,8 @@ class SequenceReplayBuffer(ReplayBuffer):
         """
         state = read_state(file, "the replay buffer")
         try:
+            # Arrays that are allocated below have this number of rows in the file, too.
+            require(len(state["ended"]) == state["sizes"]["n_envs"], "n_envs", "that of the rows", state["sizes"])
             buffer = cls(
                 observation_space=observation_space,
                 action_space=action_space,
@@ -435,7 +450,7 @@ class SequenceReplayBuffer(ReplayBuffer):
                 **{**kwargs, **state["sizes"]},
             )
             buffer.load_state_dict(state)
-        except (KeyError, TypeError, IndexError, RuntimeError) as error:
+        except (KeyError, TypeError, IndexError, RuntimeError, AttributeError, MemoryError, OverflowError) as error:
             raise ValueError(f"the replay buffer must be a whole file, got one that is damaged: {error}") from error
         return buffer
 

@@ -89,6 +89,8 @@ class Column:
         :param state: what :meth:`state_dict` returned for a column of the same sizes
         """
         rows = th.as_tensor(state["ring"]).to(self.ring.device)
+        if rows.dtype != self.ring.dtype or rows.shape[1:] != self.ring.shape[1:]:
+            raise TypeError(f"rows of {self.ring.dtype} and shape {tuple(self.ring.shape[1:])} are needed")
         if len(rows) == len(self.ring):
             self.ring = rows  # without a second copy in memory
         else:

@@ -144,7 +144,7 @@ class RolloutAlgorithm(OffPolicyAlgorithm):
         :raises ValueError: if the file is another one, or holds sequences of another length or of other spaces
         """
         check_boolean("truncate_last_traj", truncate_last_traj)
-        with opened(path, "pkl") as file:
+        with opened(path, "pkl") as file, named(path):
             loaded = self.replay_buffer_class.read(
                 file,
                 self.observation_space,
@@ -152,7 +152,7 @@ class RolloutAlgorithm(OffPolicyAlgorithm):
                 self.device,
                 **{**self.replay_buffer_kwargs, "n_steps": self.n_steps},
             )
-        require(loaded.n_steps == self.n_steps, "n_steps of the replay buffer", f"{self.n_steps}", loaded.n_steps)
+            require(loaded.n_steps == self.n_steps, "n_steps of the replay buffer", f"{self.n_steps}", loaded.n_steps)
         if truncate_last_traj:
             loaded.end_episodes()
         self.replay_buffer = loaded if loaded.n_envs == self.n_envs else loaded.with_envs(self.n_envs)

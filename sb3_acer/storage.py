@@ -5,6 +5,7 @@ a file takes the place of an older one.
 
 import io
 import json
+import math
 import os
 import pathlib
 import shutil
@@ -25,7 +26,6 @@ FilePath = str | pathlib.Path | io.BufferedIOBase
 
 FORMAT = "sb3-acer 1"
 _HEADER, _ARRAY = "header", "array"
-_DAMAGES = (ValueError, KeyError, TypeError, EOFError, AttributeError, NotImplementedError)
 
 
 def write_state(file: io.BufferedIOBase, state: dict[str, Any]) -> None:
@@ -54,28 +54,50 @@ def write_state(file: io.BufferedIOBase, state: dict[str, Any]) -> None:
 
 def read_state(file: io.BufferedIOBase, name: str) -> dict[str, Any]:
     """
+    Nothing of the file is run, and no more memory is used than the file has bytes.
+
     :param file: to read from
     :param name: of what is read, for messages
     :return: what :func:`write_state` wrote; tensors are arrays
     :raises ValueError: if the file is another one, or is damaged
     """
     try:
-        with np.load(file, allow_pickle=False) as members:
-            header = json.loads(members[_HEADER].tobytes())
-            if header["format"] != FORMAT:
-                raise ValueError(f"of the format {header['format']!r}")
+        with zipfile.ZipFile(file) as archive:
+            sizes = {member.filename: member.file_size for member in archive.infolist()}
+            is_plain = all(member.compress_type == zipfile.ZIP_STORED for member in archive.infolist())
+            if not is_plain or len(sizes) < len(archive.infolist()) or sum(sizes.values()) > file.seek(0, os.SEEK_END):
+                raise ValueError("its members are packed")
+            return _unpacked(archive, sizes)
+    except Exception as error:  # whatever numpy's and Python's parsers raise
+        reason = error or type(error).__name__
+        raise ValueError(f"{name} must be a whole file of the format {FORMAT!r}, got another: {reason}") from error
 
-            def unpacked(value: Any) -> Any:
-                if isinstance(value, dict) and _ARRAY in value:
-                    return members[str(value[_ARRAY])]
-                if isinstance(value, dict):
-                    return {key: unpacked(part) for key, part in value["dict"].items()}
-                return [unpacked(part) for part in value] if isinstance(value, list) else value
 
-            state: dict[str, Any] = unpacked(header["state"])
-            return state
-    except (*_DAMAGES, zipfile.BadZipFile) as error:
-        raise ValueError(f"{name} must be a whole file of the format {FORMAT!r}, got another: {error}") from error
+def _unpacked(archive: zipfile.ZipFile, sizes: dict[str, int]) -> dict[str, Any]:
+    def array(name: Any) -> np.ndarray:
+        with archive.open(f"{name}.npy") as member:
+            version = np.lib.format.read_magic(member)
+            read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+            shape, _, dtype = read_header[version](member)
+            if math.prod(shape) * dtype.itemsize != sizes[f"{name}.npy"] - member.tell() or min(shape, default=0) < 0:
+                raise ValueError("an array's shape does not fit its size")
+            member.seek(0)
+            return np.lib.format.read_array(member, allow_pickle=False)
+
+    def unpacked(value: Any) -> Any:
+        if isinstance(value, dict) and _ARRAY in value:
+            return array(value[_ARRAY])
+        if isinstance(value, dict):
+            return {key: unpacked(part) for key, part in value["dict"].items()}
+        return [unpacked(part) for part in value] if isinstance(value, list) else value
+
+    header = json.loads(array(_HEADER).tobytes())
+    if header["format"] != FORMAT:
+        raise ValueError(f"of the format {header['format']!r}")
+    state = unpacked(header["state"])
+    if not isinstance(state, dict):
+        raise ValueError(f"a {type(state).__name__} in place of a dict")
+    return state
 
 
 @contextmanager
@@ -140,8 +162,6 @@ def named(path: FilePath) -> Iterator[None]:
     """
     try:
         yield
-    except (OSError, KeyboardInterrupt):
-        raise
     except Exception as error:
         name = path if isinstance(path, (str, pathlib.Path)) else getattr(path, "name", "the open file")
         raise ValueError(f"{name} could not be loaded: {error or type(error).__name__}") from error

@@ -29,7 +29,7 @@ ALGORITHM: dict[str, set[str]] = {
     "mlp": set(),
     "heads": {"distributions", "estimators", "mlp"},
     "policies": {"checks", "distributions", "heads", "mlp", "recurrent", "parameters"},
-    "buffer": {"checks", "frames", "ring", "storage"},
+    "buffer": {"checks", "finite", "frames", "ring", "storage"},
     "arguments": {"buffer", "checks", "schedules"},
     "update": {"buffer", "distributions", "estimators", "policies"},
     "env_state": set(),

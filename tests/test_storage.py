@@ -7,6 +7,7 @@ import os
 import pickle
 import resource
 import signal
+import sys
 import tempfile
 import time
 import warnings
@@ -18,12 +19,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch as th
+from gymnasium.wrappers import TimeLimit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
+from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack
 
 from sb3_acer import ACER
 from sb3_acer.storage import FORMAT, opened, read_state, replacing, write_state
+from tests.helpers import Catch
+from tests.mutations import memory_for, mutated, mutated_zip
 
 arrays = arrays_of.arrays(
     st.sampled_from([np.float32, np.float64, np.int8, np.int64, np.uint16, np.bool_]),
@@ -374,3 +379,101 @@ def test_a_path_below_a_file_is_one_clear_error(save: Save, steps_in: Callable[[
         with pytest.raises(OSError, match="could not be saved") as caught:
             save(small_agent(), tmp_path / "file" / "agent.zip")
     assert caught.value.errno == errno.ENOTDIR
+
+
+# Damaged files
+
+
+def held_images() -> ACER:
+    """An agent whose buffer has side tables: of frames, and of final observations."""
+    env = DummyVecEnv([lambda: TimeLimit(Catch(), 3)])
+    kwargs: dict[str, Any] = {"features_extractor_kwargs": {"features_dim": 4}}
+    stacked = VecFrameStack(env, 3)
+    model = ACER("CnnPolicy", stacked, n_steps=5, buffer_size=20, replay_ratio=0, policy_kwargs=kwargs, device="cpu")
+    return model.learn(60)
+
+
+def load_agent(agent: ACER, path: Path) -> None:
+    ACER.load(path, device="cpu").predict(agent.observation_space.sample())
+
+
+def load_buffer(agent: ACER, path: Path) -> None:
+    agent.load_replay_buffer(path)
+    agent.replay_buffer.sample(30)
+
+
+def recurrent_agent() -> ACER:
+    kwargs = {"lstm_hidden_size": 8, "net_arch": [8]}
+    return ACER("MlpLstmPolicy", "Pendulum-v1", n_steps=5, buffer_size=50, policy_kwargs=kwargs, device="cpu").learn(5)
+
+
+LOADS: dict[str, Any] = {
+    "agent": (recurrent_agent, ACER.save, load_agent),
+    "replay buffer": (held_images, ACER.save_replay_buffer, load_buffer),
+}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits and measures memory as Linux does")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("other", "save", "load"), LOADS.values(), ids=LOADS)
+@pytest.mark.parametrize("n", [100, pytest.param(5000, marks=pytest.mark.slow)])
+def test_mutated_files_load_or_raise_one_error_that_names_them(
+    n: int, other: Any, save: Any, load: Any, tmp_path: Path
+) -> None:
+    rng, path = np.random.default_rng(0), tmp_path / "file.zip"
+    agents, files = [small_agent(), other()], []
+    for agent in agents:
+        save(agent, path)
+        files.append(path.read_bytes())
+    n_loaded, wrong = 0, []
+    with memory_for(2**32) as used:
+        for i in range(n):
+            agent, content = agents[i % 2], files[i % 2]
+            path.write_bytes((mutated_zip if rng.random() < 0.8 else mutated)(content, files, rng))
+            buffer, start = agent.replay_buffer, time.process_time()
+            try:
+                load(agent, path)
+                n_loaded += 1
+            except ValueError as error:
+                if str(path) not in str(error):
+                    wrong.append(f"{i}: {error}")
+            except Exception as error:
+                wrong.append(f"{i}: {type(error).__name__} {error}")
+            agent.replay_buffer = buffer
+            if time.process_time() - start > 5:
+                wrong.append(f"{i}: took long")
+        assert used() < 2**30
+    assert not wrong
+    assert 0 < n_loaded < n * 0.9
+
+
+def test_a_pickle_in_place_of_a_replay_buffer_is_refused_and_never_run(tmp_path: Path) -> None:
+    Runs.ran = False
+    (tmp_path / "buffer.pkl").write_bytes(pickle.dumps(Runs()))
+    with pytest.raises(ValueError, match=r"buffer.pkl could not be loaded: the replay buffer must be a whole file"):
+        small_agent().load_replay_buffer(tmp_path / "buffer.pkl")
+    assert not Runs.ran
+
+
+def test_a_replay_buffer_of_other_spaces_or_with_bad_numbers_is_refused_and_the_own_one_kept(tmp_path: Path) -> None:
+    agent, other = small_agent(), ACER("MlpPolicy", "Pendulum-v1", n_steps=5, buffer_size=50, device="cpu").learn(20)
+    mine = agent.replay_buffer
+    other.save_replay_buffer(tmp_path / "buffer")
+    with pytest.raises(ValueError, match=r"buffer could not be loaded: the replay buffer must have observations and"):
+        agent.load_replay_buffer(tmp_path / "buffer")
+    spoiled = small_agent()
+    assert spoiled.replay_buffer._ring is not None
+    spoiled.replay_buffer._ring.steps["rewards"].ring[3] = th.nan
+    spoiled.save_replay_buffer(tmp_path / "buffer")
+    with pytest.raises(ValueError, match=r"buffer could not be loaded: the replay buffer must be of finite numbers"):
+        agent.load_replay_buffer(tmp_path / "buffer")
+    assert agent.replay_buffer is mine
+
+
+def test_members_of_a_file_that_are_packed_or_lie_about_their_size_are_refused() -> None:
+    packed = io.BytesIO()
+    np.savez_compressed(packed, header=header({"format": FORMAT, "state": {"dict": {}}}), bomb=np.zeros(10**6))
+    lying = npy(np.ones(3)).replace(b"(3,)", b"(9,)")
+    for content in (packed.getvalue(), with_member(lying)):
+        with pytest.raises(ValueError, match="the diary must be a whole file"):
+            read(content)
