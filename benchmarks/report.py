@@ -152,7 +152,8 @@ def speed(prefix: str) -> str:
         first = next(iter(medians.values()))[units[0]]
         for name, one in medians.items():
             cells = [f"{one[unit]:,.0f}" if one[unit] >= 100 else f"{one[unit]:.3g}" for unit in units]
-            ratio = f"{one[units[0]] / first:.2f}" if units[0] == "steps/s" else ""
+            has_ratio = units[0] == "steps/s" or "floor" in medians
+            ratio = f"{one[units[0]] / first:.2f}" if has_ratio else ""
             rows.append([benchmark.removeprefix(prefix).lstrip(", "), name, *cells, ratio])
     return markdown(["benchmark", "variant", *units, "ratio"], rows)
 
