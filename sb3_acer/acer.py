@@ -21,6 +21,7 @@ from sb3_acer import distributed
 from sb3_acer.arguments import ATTRIBUTES, RULES, check_callback, check_env, check_whole, make_env
 from sb3_acer.buffer import SequenceBatch, SequenceReplayBuffer
 from sb3_acer.checks import check_boolean, check_device, check_integer, check_kwargs, check_number, check_seed, require
+from sb3_acer.data_parallel import generators_of_rank
 from sb3_acer.distributions import make_family
 from sb3_acer.policies import (
     ACERPolicy,
@@ -292,10 +293,8 @@ class ACER(StableBaselinesInterface):
         :raises ValueError: if it is no integer in [0, 2^32 - 1]
         """
         seed = check_seed("seed", seed)
-        rank = distributed.rank()
-        super().set_random_seed(None if seed is None else (seed + rank * self.n_envs) % 2**32)
-        seeds = np.random.SeedSequence(seed, n_children_spawned=len(Generators._fields) * rank)
-        self._rngs = Generators(*map(np.random.default_rng, seeds.spawn(len(Generators._fields))))
+        super().set_random_seed(None if seed is None else (seed + distributed.rank() * self.n_envs) % 2**32)
+        self._rngs = generators_of_rank(seed)
 
     @classmethod
     def load(

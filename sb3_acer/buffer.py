@@ -2,6 +2,7 @@
 
 import io
 import warnings
+from collections.abc import Iterable
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -301,6 +302,19 @@ class SequenceReplayBuffer(ReplayBuffer):
         :param n_envs: number of environments of the new buffer
         """
         n_envs = check_integer("n_envs", n_envs, 1, 2**20)
+        other = self.emptied(n_envs)
+        n_sequences = self.size() // self.n_steps * self.n_envs
+        for first in range(0, n_sequences, n_envs):
+            sequences = np.arange(first, first + n_envs) % n_sequences
+            slots = self.pos - (n_sequences - sequences + self.n_envs - 1) // self.n_envs
+            other._add_sequences(self.gather(slots, sequences % self.n_envs, None, th.device("cpu")))
+        return other
+
+    def emptied(self: SelfBuffer, n_envs: int) -> SelfBuffer:
+        """
+        :param n_envs: number of environments
+        :return: an empty buffer with the other arguments of this one
+        """
         other = type(self)(
             self.buffer_size,
             self.observation_space,
@@ -313,12 +327,18 @@ class SequenceReplayBuffer(ReplayBuffer):
             storage_device=self.storage_device,
         )
         other._stacks = self._stacks
-        n_sequences = self.size() // self.n_steps * self.n_envs
-        for first in range(0, n_sequences, n_envs):
-            sequences = np.arange(first, first + n_envs) % n_sequences
-            slots = self.pos - (n_sequences - sequences + self.n_envs - 1) // self.n_envs
-            other._add_sequences(self.gather(slots, sequences % self.n_envs, None, th.device("cpu")))
         return other
+
+    def add_rollouts(self: SelfBuffer, other: SelfBuffer, ages: Iterable[int]) -> None:
+        """
+        Add finished rollouts of another buffer for as many environments.
+
+        :param other: the other buffer
+        :param ages: which of its rollouts, 0 for the one that was finished last
+        """
+        for age in ages:
+            slots = np.full(self.n_envs, other.pos - 1 - age)
+            self._add_sequences(other.gather(slots, np.arange(self.n_envs), None, th.device("cpu")))
 
     def _add_sequences(self, batch: SequenceBatch) -> None:
         """Add a rollout that does not continue the last one."""

@@ -15,7 +15,9 @@ from typing import Any, NamedTuple
 from sb3_acer.storage import replacing
 
 FORMAT = "sb3-acer checkpoint 1"
-_MANIFEST, _UNFINISHED = "manifest.json", "unfinished"
+UNFINISHED = "unfinished"
+"""folder of the files of a checkpoint until it is whole"""
+_MANIFEST = "manifest.json"
 
 
 class Checkpoint(NamedTuple):
@@ -55,7 +57,7 @@ def new_checkpoint(folder: str | Path, manifest: dict[str, Any], keep: int) -> I
     :raises OSError: if it cannot be written; the older ones are kept then
     """
     folder = Path(folder)
-    unfinished = folder / _UNFINISHED
+    unfinished = folder / UNFINISHED
     shutil.rmtree(unfinished, ignore_errors=True)  # of a program that was killed
     unfinished.mkdir(parents=True)
     try:

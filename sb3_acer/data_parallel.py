@@ -1,5 +1,6 @@
 """Data-parallel training: the ranks of a torch.distributed group train one agent, each on its own environments."""
 
+from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any, NamedTuple, cast
 
@@ -19,23 +20,31 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_acer import distributed
 from sb3_acer.distributed import Moments
-from sb3_acer.rollouts import RolloutAlgorithm
+from sb3_acer.rollouts import Generators, RolloutAlgorithm
 
 OF_FIRST_RANK = (EvalCallback, CheckpointCallback, ProgressBarCallback)
 """Callbacks that only rank 0 calls: they evaluate, save or print."""
 
 
+def generators_of_rank(seed: int | None) -> Generators:
+    """
+    :param seed: the seed of all ranks; None for a fresh one
+    :return: generators of this rank, independent of those of others
+    """
+    n_generators = len(Generators._fields)
+    seeds = np.random.SeedSequence(seed, n_children_spawned=n_generators * distributed.rank())
+    return Generators(*map(np.random.default_rng, seeds.spawn(n_generators)))
+
+
 class Report(NamedTuple):
     """What a rank tells the others after a rollout."""
 
-    error: str = ""
-    """why there is no rollout"""
-    stops: bool = False
+    stops: bool
     """whether a callback wants to stop training"""
-    episodes: tuple[dict[str, Any], ...] = ()
+    infos: list[dict[str, Any]]
     """what Monitor says of the episodes that ended"""
-    n_episodes: int = 0
-    moments: tuple[Moments, ...] = ()
+    n_episodes: int
+    moments: list[Moments]
     """of VecNormalize's statistics"""
 
 
@@ -109,7 +118,6 @@ class DataParallelAlgorithm(RolloutAlgorithm):
         if distributed.rank() > 0:
             self.set_parameters(parameters, device=self.device)
         self._rngs = self._rngs._replace(schedule=schedule)
-        self._infos = []
         self._set_moments(moments)
 
     def collect_rollouts(self, env: VecEnv, callback: BaseCallback, *args: Any, **kwargs: Any) -> RolloutReturn:
@@ -119,35 +127,32 @@ class DataParallelAlgorithm(RolloutAlgorithm):
             return super().collect_rollouts(env, callback, *args, **kwargs)
         on_rank = OnRank(callback, (n_ranks - 1) * env.num_envs)
         n_episodes = self._episode_num
-        try:
-            rollout = super().collect_rollouts(env, cast(BaseCallback, on_rank), *args, **kwargs)
-        except Exception as error:
-            distributed.gather(Report(f"rank {distributed.rank()} has failed: {type(error).__name__}: {error}"))
-            raise
-        n_episodes = self._episode_num - n_episodes
-        report = Report("", on_rank.stops, tuple(self._infos), n_episodes, tuple(self._moments()))
-        stops = self._hear(distributed.gather(report), n_episodes)
+
+        def collect() -> tuple[RolloutReturn, Report]:
+            self._infos = []
+            rollout = super(DataParallelAlgorithm, self).collect_rollouts(
+                env, cast(BaseCallback, on_rank), *args, **kwargs
+            )
+            return rollout, Report(on_rank.stops, self._infos, self._episode_num - n_episodes, self._moments())
+
+        rollouts, reports = zip(*distributed.together(collect), strict=True)
+        self._episode_num = n_episodes
+        self._hear(reports)
+        stops = any(report.stops for report in reports)
         if stops:  # learn would leave without it
             self.train(self.gradient_steps, self.batch_size)
-        return rollout._replace(continue_training=not stops)
+        return cast(RolloutReturn, rollouts[distributed.rank()]._replace(continue_training=not stops))
 
-    def _hear(self, reports: list[Report], own_episodes: int) -> bool:
-        """
-        :return: whether training stops
-        """
-        errors = [report.error for report in reports if report.error]
-        if errors:
-            raise RuntimeError(f"training stops: {'; '.join(errors)}")
-        self._infos = []
-        infos = [info for report in reports for info in report.episodes]
+    def _hear(self, reports: Sequence[Report]) -> None:
+        """Take down what has happened on all ranks."""
+        infos = [info for report in reports for info in report.infos]
         super()._update_info_buffer(infos, np.ones(len(infos), bool))
-        self._episode_num += sum(report.n_episodes for report in reports) - own_episodes
+        self._episode_num += sum(report.n_episodes for report in reports)
         of_ranks = zip(*(report.moments for report in reports), strict=True)
         self._set_moments(
             [distributed.pooled(common, each) for common, each in zip(self._common, of_ranks, strict=True)]
         )
         distributed.average([buffer for buffer in self.policy.flat.buffers() if buffer.is_floating_point()])
-        return any(report.stops for report in reports)
 
     def _update_info_buffer(self, infos: list[dict[str, Any]], dones: np.ndarray | None = None) -> None:
         """In a group the episodes of all ranks are taken down after the rollout, in the same order on all ranks."""

@@ -9,7 +9,7 @@ import io
 import os
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
@@ -103,6 +103,28 @@ def gather(value: T) -> list[T]:
     with _lost_rank_named():
         dist.all_gather_object(values, value)
     return values
+
+
+def together(function: Callable[[], T]) -> list[T]:
+    """
+    Call a function in which the ranks do not meet. If it fails on one of them, it fails on all.
+
+    :param function: the function
+    :return: what it returned on all ranks, by rank
+    :raises RuntimeError: if it has failed on another rank, with what was raised there
+    """
+    if world_size() == 1:
+        return [function()]
+    try:
+        value = function()
+    except Exception as error:
+        gather((None, f"rank {rank()} has failed: {type(error).__name__}: {error}"))
+        raise
+    outcomes = gather((value, ""))
+    errors = [error for _, error in outcomes if error]
+    if errors:
+        raise RuntimeError(f"training stops: {'; '.join(errors)}")
+    return [value for value, _ in outcomes]
 
 
 def from_first(value: T) -> T:

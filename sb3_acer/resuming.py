@@ -7,8 +7,8 @@ import signal
 import time
 import warnings
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
@@ -20,9 +20,10 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, RolloutReturn
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_acer.checkpoint import Checkpoint, find_checkpoint, new_checkpoint
+from sb3_acer import distributed
+from sb3_acer.checkpoint import UNFINISHED, Checkpoint, find_checkpoint, new_checkpoint
 from sb3_acer.checks import check_integer, require
-from sb3_acer.data_parallel import DataParallelAlgorithm
+from sb3_acer.data_parallel import DataParallelAlgorithm, generators_of_rank
 from sb3_acer.env_state import EnvState, EnvStateError, get_env_state, set_env_state
 from sb3_acer.storage import opened, read_state, replacing, write_state
 
@@ -66,6 +67,8 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         To be called between two calls of ``learn``. Within a call ``learn(checkpoint=...)`` does it between two
         rollouts; a callback sees a step that is counted and not stored yet.
 
+        In a group all ranks call this, and each writes files of its own to the folder, which all must see.
+
         The files hold pickles, as SB3's agents do: load only your own.
 
         :param folder: folder of checkpoints. It has a whole one at any time, even if the program is killed
@@ -82,15 +85,23 @@ class ResumableAlgorithm(DataParallelAlgorithm):
             "total_timesteps": self._total_timesteps,
             "environment": source,
             "threads": th.get_num_threads(),
+            "ranks": distributed.world_size(),
         }
-        with new_checkpoint(folder, manifest, keep) as files:
-            self.save(files / _AGENT)
-            self.save_replay_buffer(files / _BUFFER)
-            with replacing(files / _TRAINING, "npz") as file:
-                write_state(file, training)
-        found = find_checkpoint(folder)
+        is_first = distributed.rank() == 0
+        with new_checkpoint(folder, manifest, keep) if is_first else nullcontext(Path(folder) / UNFINISHED) as files:
+            distributed.gather("there is the folder")
+            distributed.together(lambda: self._write_files(files, training))
+        found = distributed.from_first(find_checkpoint(folder))
         assert found is not None
         return found.path
+
+    def _write_files(self, folder: Path, training: dict[str, Any]) -> None:
+        """Of this rank."""
+        rank = distributed.rank()
+        self.save(folder / _of_rank(_AGENT, rank))
+        self.save_replay_buffer(folder / _of_rank(_BUFFER, rank))
+        with replacing(folder / _of_rank(_TRAINING, rank), "npz") as file:
+            write_state(file, training)
 
     @classmethod
     def load_checkpoint(
@@ -101,8 +112,8 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         same arguments, it ends with the agent, the replay buffer and the logged values that it would have had without
         the interruption, equal to the bit on the same machine with the same number of threads.
 
-        If the state of the environments could not be had, or if their number is another one, they begin new episodes,
-        and a warning says so.
+        If the state of the environments could not be had, or if their number or that of the ranks is another one, they
+        begin new episodes, and a warning says so. Other ranks share the replay buffers evenly.
 
         :param folder: folder of checkpoints
         :param env: the environment, made and wrapped as that of the saved training
@@ -119,11 +130,21 @@ class ResumableAlgorithm(DataParallelAlgorithm):
     def _load_checkpoint(
         cls: type[SelfResumable], found: Checkpoint, env: GymEnv | None, device: th.device | str, **kwargs: Any
     ) -> SelfResumable:
-        model = cls.load(found.path / _AGENT, env, device=device, force_reset=False, **kwargs)
-        model.load_replay_buffer(found.path / _BUFFER, truncate_last_traj=False)
-        with opened(found.path / _TRAINING, "npz") as file:
+        n_ranks = found.manifest["ranks"]
+        is_same = n_ranks == distributed.world_size()
+        rank = distributed.rank() if is_same else 0
+        model = cls.load(found.path / _of_rank(_AGENT, rank), env, device=device, force_reset=False, **kwargs)
+        with opened(found.path / _of_rank(_TRAINING, rank), "npz") as file:
             resumed = read_state(file, "the checkpoint")
         resumed.update(pickle.loads(resumed.pop("pickled").tobytes()))
+        buffers = [found.path / _of_rank(_BUFFER, each) for each in range(n_ranks)]
+        if is_same:
+            model.load_replay_buffer(buffers[rank], truncate_last_traj=False)
+        else:
+            model._take_share(buffers)
+            resumed |= _random_states()
+            others = f"there were {n_ranks} ranks, and now there are {distributed.world_size()}"
+            resumed["env"] = resumed["env"]._replace(envs=None, source=others)
         model._restore_env(resumed.pop("env"))
         model._resumed = resumed
         threads = found.manifest["threads"]
@@ -134,6 +155,26 @@ class ResumableAlgorithm(DataParallelAlgorithm):
                 stacklevel=3,
             )
         return model
+
+    def _take_share(self, buffers: Sequence[Path]) -> None:
+        """
+        Begin with draws of this rank's own, and with its share of the rollouts of other ranks: as many as all others
+        have, of the newest. One buffer after the other is read, since each may fill much of the memory.
+        """
+        rank, n_ranks = distributed.rank(), distributed.world_size()
+        draws = generators_of_rank(int(self._rngs.actions.integers(2**63)))
+        self._rngs = draws._replace(schedule=self._rngs.schedule)
+        mine = self.replay_buffer
+        for index, path in enumerate(buffers):
+            self.load_replay_buffer(path)
+            theirs = self.replay_buffer
+            mine = theirs.emptied(self.n_envs) if index == 0 else mine
+            n_rollouts = theirs.size() // theirs.n_steps
+            n_kept = min(n_rollouts * len(buffers) // n_ranks, theirs.n_slots) * n_ranks
+            numbers = range(index, n_kept, len(buffers))  # of the rollouts of all, the newest first
+            ages = [number // len(buffers) for number in numbers if number % n_ranks == rank]
+            mine.add_rollouts(theirs, reversed(ages))
+        self.replay_buffer = mine
 
     def learn(
         self: SelfResumable,
@@ -151,7 +192,7 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         """See :meth:`ACER.learn`."""
         if checkpoint is not None:
             self._checkpoints = Path(checkpoint), checkpoint_freq, checkpoint_keep
-            found = find_checkpoint(checkpoint)
+            found = distributed.from_first(find_checkpoint(checkpoint))
             if self._resumed is None and found is not None:
                 self._take_over(found, 0 if reset_num_timesteps else self.num_timesteps)
         try:
@@ -218,7 +259,7 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         of_call = ("_checkpoints", "_log_interval", "_use_masking")
         own = ("_logger", "_custom_logger", "verbose", "tensorboard_log", *of_call)
         vars(self).update({name: value for name, value in vars(saved).items() if name not in own})
-        if self.verbose:
+        if self.verbose and distributed.rank() == 0:
             print(f"Continuing from {found.path}, saved at step {self.num_timesteps}")
 
     def _require_same_arguments(self, saved: "ResumableAlgorithm") -> None:
@@ -266,7 +307,8 @@ class ResumableAlgorithm(DataParallelAlgorithm):
             warnings.warn(f"the environments begin new episodes, since their state is not known: {error}", stacklevel=4)
             self._last_obs = None  # learn resets the environments
             if self.seed is not None:
-                self.env.seed(self.seed + self.num_timesteps)  # not the episodes of the start again
+                first = self.seed + self.num_timesteps + distributed.rank() * self.n_envs
+                self.env.seed(first % 2**32)  # not the episodes of the start again
 
     def _restore_process(self) -> None:
         """Restore what is set by the beginning of learn, or that others use until then."""
@@ -290,6 +332,11 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         for name, values in resumed["logger"].items():
             getattr(self.logger, name).update(values)
         _set_random_states(resumed)
+
+
+def _of_rank(name: str, rank: int) -> str:
+    """The file of a rank."""
+    return f"rank_{rank}_{name}" if rank else name
 
 
 class StopOnSignal(BaseCallback):
@@ -337,9 +384,9 @@ def _set_random_states(states: dict[str, Any]) -> None:
     version, numbers, gauss = states["python"]
     random.setstate((version, tuple(numbers), gauss))
     np.random.set_state(tuple(states["numpy"]))
-    th.set_rng_state(th.from_numpy(states["torch"]))
+    th.set_rng_state(th.as_tensor(states["torch"]))
     for device, state in enumerate(states["cuda"][: th.cuda.device_count()]):
-        th.cuda.set_rng_state(th.from_numpy(state), device)
+        th.cuda.set_rng_state(th.as_tensor(state), device)
 
 
 def _callbacks(root: BaseCallback | None) -> list[BaseCallback]:

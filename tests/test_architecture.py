@@ -42,6 +42,7 @@ ALGORITHM: dict[str, set[str]] = {
         "arguments",
         "buffer",
         "checks",
+        "data_parallel",
         "distributed",
         "distributions",
         "policies",

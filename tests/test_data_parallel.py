@@ -2,6 +2,8 @@
 
 import os
 import signal
+from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,8 +17,11 @@ from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecNormalize
 
 from sb3_acer import ACER
 from sb3_acer.buffer import SequenceBatch
+from sb3_acer.checkpoint import find_checkpoint
 from tests.helpers import Recorder
 from tests.ranks import RankError, on_ranks
+from tests.test_resuming import KillAt, Killed, state_of
+from tests.test_resuming import require_same as require_same_state
 
 SMALL: dict[str, Any] = {"n_steps": 8, "buffer_size": 200, "replay_start": 32, "device": "cpu", "seed": 3}
 SMALL["policy_kwargs"] = {"net_arch": [8]}
@@ -330,3 +335,83 @@ def test_training_begins_with_what_rank_0_has_learnt() -> None:
     assert not np.array_equal(first[0], second[0])
     require_same(ours, theirs)
     assert np.abs(ours[0] - first[0]).max() < 0.1
+
+
+def checkpointed(folder: Path, n_steps: int, stop_at: int | None = None) -> ACER:
+    """A program that is started again after it was killed."""
+    model = make_model(VecNormalize(make_vec_env("CartPole-v1", 2)), replay_ratio=1)
+    model.learn(n_steps, None if stop_at is None else KillAt(stop_at), checkpoint=folder, checkpoint_freq=100)
+    return model
+
+
+def test_training_that_was_killed_continues_to_the_bit_on_as_many_ranks(tmp_path: Path) -> None:
+    def act(rank: int) -> Any:
+        whole = state_of(checkpointed(tmp_path / "whole", 320))
+        with pytest.raises(Killed):
+            checkpointed(tmp_path / "parts", 320, 250)
+        return whole, state_of(checkpointed(tmp_path / "parts", 320))
+
+    results = on_ranks(act)
+    for result in results:
+        assert isinstance(result, tuple), result
+        require_same_state(*result)
+    assert not np.array_equal(results[0][0][".observations"], results[1][0][".observations"])
+    found = find_checkpoint(tmp_path / "parts")
+    assert found is not None
+    assert found.manifest["ranks"] == 2
+    assert found.manifest["num_timesteps"] == 320
+
+
+def sequences(model: ACER) -> set[bytes]:
+    """What identifies the sequences in the replay buffer."""
+    buffer = model.replay_buffer
+    n_rollouts = buffer.size() // buffer.n_steps
+    behaviour = [buffer.gather(np.full(2, slot), np.arange(2)).behaviour for slot in range(n_rollouts)]
+    return {each[:, env].numpy().tobytes() for each in behaviour for env in range(2)}
+
+
+@pytest.mark.parametrize("n_ranks", [1, 3])
+def test_training_continues_on_another_number_of_ranks(n_ranks: int, tmp_path: Path) -> None:
+    def save(rank: int) -> Any:
+        return sequences(checkpointed(tmp_path, 320))
+
+    def resume(rank: int) -> Any:
+        with pytest.warns(UserWarning, match=f"there were 2 ranks, and now there are {n_ranks}"):
+            model = ACER.load_checkpoint(tmp_path, VecNormalize(make_vec_env("CartPole-v1", 2)), device="cpu")
+        kept, draws = sequences(model), [rng.random() for rng in deepcopy(model._rngs)]
+        model.learn(640)
+        normalize = model.get_vec_normalize_env()
+        assert normalize is not None
+        return kept, draws, model.num_timesteps, networks(model), normalize.obs_rms.count  # type: ignore[union-attr]
+
+    before = set.union(*on_ranks(save))
+    assert len(before) == 2 * 2 * 10
+    results = on_ranks(resume, n_ranks)
+    kept = [each[0] for each in results]
+    assert {len(each) for each in kept} == {2 * (20 // n_ranks)}
+    assert len(set.union(*kept)) == sum(map(len, kept))  # each went to one rank
+    assert set.union(*kept) <= before
+    *draws, schedules = zip(*(each[1] for each in results), strict=True)
+    assert len(set(schedules)) == 1
+    assert len({draw for each in draws for draw in each}) == 3 * n_ranks
+    for each in results:
+        assert each[2] == (640 if n_ranks == 1 else 656)
+        require_same(each[3], results[0][3])
+        assert each[4] == results[0][4]
+
+
+def test_a_rank_that_cannot_save_keeps_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def act(rank: int) -> Any:
+        model = checkpointed(tmp_path, 96)
+        if rank == 1:
+            monkeypatch.setattr(ACER, "save_replay_buffer", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+        with pytest.raises((OSError, RuntimeError)) as raised:
+            model.learn(640, reset_num_timesteps=False, checkpoint=tmp_path / "other", checkpoint_freq=100)
+        return str(raised.value), model.num_timesteps, list((tmp_path / "other").iterdir())
+
+    ours, theirs = on_ranks(act)
+    assert ours[0] == "training stops: rank 1 has failed: OSError: disk full"
+    assert theirs[0] == "disk full"
+    assert ours[1] == theirs[1]
+    assert ours[2] == []
+    assert find_checkpoint(tmp_path) is not None
