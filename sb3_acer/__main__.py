@@ -1,5 +1,6 @@
 """``python -m sb3_acer``, which is also the console script ``sb3-acer``."""
 
+import os
 import sys
 from importlib import import_module
 
@@ -58,6 +59,9 @@ def main() -> int:
         return 0
     if command not in SUMMARIES:
         print(f"sb3-acer: command must be one of {', '.join(SUMMARIES)}, got {command!r}", file=sys.stderr)
+        return 2
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1 and "TORCHELASTIC_RUN_ID" in os.environ and command != "train":
+        print(f"sb3-acer: torchrun must start train, got {command!r}", file=sys.stderr)
         return 2
     try:
         if command in OWN:

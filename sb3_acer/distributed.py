@@ -25,8 +25,8 @@ _SECONDS_TO_DIE = 5.0  # from the end of a process's connections to its own
 T = TypeVar("T")
 
 
-class RankLostError(RuntimeError):
-    """A rank has ended, and training cannot go on without it."""
+class RankError(RuntimeError):
+    """Another rank has failed or ended, and training cannot go on without it."""
 
 
 class Moments(NamedTuple):
@@ -71,7 +71,10 @@ def torchrun_group() -> Iterator[None]:
         return
     if th.cuda.is_available():
         th.cuda.set_device(int(os.environ["LOCAL_RANK"]) % th.cuda.device_count())
-    dist.init_process_group()
+    store, own_rank, n_ranks = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
+    # The store outlives a restart of the ranks, and then holds the addresses of those that have ended.
+    store = dist.PrefixStore(f"start {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)  # type: ignore[attr-defined]
+    dist.init_process_group(store=store, rank=own_rank, world_size=n_ranks)
     try:
         yield
     finally:
@@ -111,7 +114,7 @@ def together(function: Callable[[], T]) -> list[T]:
 
     :param function: the function
     :return: what it returned on all ranks, by rank
-    :raises RuntimeError: if it has failed on another rank, with what was raised there
+    :raises RankError: if it has failed on another rank, with what was raised there
     """
     if world_size() == 1:
         return [function()]
@@ -123,7 +126,7 @@ def together(function: Callable[[], T]) -> list[T]:
     outcomes = gather((value, ""))
     errors = [error for _, error in outcomes if error]
     if errors:
-        raise RuntimeError(f"training stops: {'; '.join(errors)}")
+        raise RankError(f"training stops: {'; '.join(errors)}")
     return [value for value, _ in outcomes]
 
 
@@ -193,11 +196,11 @@ def _processes(group: Any) -> list[Process]:
 @contextmanager
 def _lost_rank_named() -> Iterator[None]:
     """
-    :raises RankLostError: in place of the error of a connection, which does not say whose it was
+    :raises RankError: in place of the error of a connection, which does not say whose it was
     """
     try:
         yield
-    except RankLostError:
+    except RankError:
         raise
     except RuntimeError as error:
         lost = _find_lost()
@@ -206,7 +209,7 @@ def _lost_rank_named() -> Iterator[None]:
         # The others leave next. They find the first message, unless the store was in the process that has ended.
         with suppress(RuntimeError):
             lost = dist.distributed_c10d._get_default_store().compare_set(_LOST, "", lost).decode()
-        raise RankLostError(f"training stops: {lost}") from error
+        raise RankError(f"training stops: {lost}") from error
 
 
 def _find_lost() -> str:

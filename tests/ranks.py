@@ -12,7 +12,7 @@ import torch as th
 import torch.distributed as dist
 
 
-class RankError(Exception):
+class Raised(Exception):  # noqa: N818
     """What a rank raised, as text."""
 
 
@@ -21,7 +21,7 @@ def on_ranks(function: Callable[[int], Any], n_ranks: int = 2, timeout: float = 
     :param function: called with the rank in a process of each
     :param n_ranks: number of ranks
     :param timeout: seconds until all must have returned
-    :return: what the function returned on each rank, or :class:`RankError`; None where the process was killed
+    :return: what the function returned on each rank, or :class:`Raised`; None where the process was killed
     """
     context = multiprocessing.get_context("fork")  # a new interpreter would import everything again
     with TemporaryDirectory() as folder:
@@ -49,7 +49,7 @@ def _run(function: Callable[[int], Any], rank: int, n_ranks: int, store: str, se
         result = function(rank)
     except BaseException as error:
         traceback.print_exc()
-        result = RankError(f"{type(error).__name__}: {error}")
+        result = Raised(f"{type(error).__name__}: {error}")
     sender.send_bytes(pickle.dumps(result))  # send would leave tensors in memory that ends with this process
     sender.close()
 

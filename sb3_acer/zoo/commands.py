@@ -8,6 +8,7 @@ Only the command line imports this module, so ``import sb3_acer`` does not need 
 import argparse
 import inspect
 import json
+import os
 import runpy
 import shlex
 import subprocess
@@ -26,6 +27,7 @@ import rl_zoo3.train
 import rl_zoo3.utils
 from rl_zoo3.utils import get_model_path
 
+from sb3_acer.distributed import RankError, from_first, rank, torchrun_group
 from sb3_acer.zoo.display import draw_offscreen, ffmpeg_on_path, figures_saved, watchable_env
 from sb3_acer.zoo.experiment import ARGUMENTS, LOG_FOLDER, Experiment, command, run_to_resume
 from sb3_acer.zoo.registration import register
@@ -97,17 +99,31 @@ def train(arguments: list[str]) -> None:
     Besides the arguments of rl-zoo there are two for ACER. --checkpoint-freq N saves all of training every N steps and
     when it ends, in the folder of the run. --resume continues the newest run of the environment that has such a
     checkpoint, to the bit as if it had not been interrupted, with its arguments; others may be given after it.
+
+    Several processes train one agent together: torchrun --nproc-per-node N -m sb3_acer train ... Each has environments
+    and a replay buffer of its own; --n-timesteps counts the steps of all. What torchrun restarts (--max-restarts)
+    continues from the newest checkpoint.
     """
+    try:
+        with torchrun_group(), redirect_stdout(sys.stdout if rank() == 0 else StringIO()):
+            train_on_rank(arguments)
+    except RankError as error:
+        sys.exit(f"sb3-acer train: {error}")
+
+
+def train_on_rank(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser("sb3-acer train", add_help=False, allow_abbrev=False)
     parser.add_argument("--checkpoint-freq", type=int)
     parser.add_argument("--resume", action="store_true")
     own, rest = parser.parse_known_args(arguments or FIRST_RUN)
     resumed = None
-    if own.resume:
+    is_restart = own.checkpoint_freq is not None and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    if own.resume or is_restart:
         algo, env_id, folder = experiment_of(rest)
-        resumed = run_to_resume(algo, env_id, folder)
-        if resumed is None:
+        resumed = from_first(run_to_resume(algo, env_id, folder, None if own.resume else 1))
+        if resumed is None and own.resume:
             sys.exit(f"sb3-acer train: {folder}/{algo} has no run of {env_id} with a checkpoint to resume from")
+    if resumed is not None:
         own, rest = parser.parse_known_args([*json.loads((resumed / ARGUMENTS).read_text()), *arguments])
     if own.checkpoint_freq is not None and own.checkpoint_freq < 1:
         parser.error(f"--checkpoint-freq must be at least 1, got {own.checkpoint_freq}")
@@ -146,10 +162,10 @@ def tune(arguments: list[str]) -> None:
 
     --storage is one of
 
-      FOLDER/NAME.log                              a journal file, for machines sharing the folder (default: logs/ALGO)
-      sqlite:///FOLDER/NAME.db                     a database file, for a few workers on one machine
-      postgresql://USER:PASSWORD@HOST/DATABASE     a server: pip install psycopg2-binary
-      mysql+pymysql://USER:PASSWORD@HOST/DATABASE  a server: pip install pymysql
+      FOLDER/NAME.log                                   a journal file in a shared folder (default: logs/ALGO)
+      sqlite:///FOLDER/NAME.db                          a database file, for a few workers on one machine
+      postgresql+psycopg://USER:PASSWORD@HOST/DATABASE  a server: pip install "psycopg[binary]"
+      mysql+pymysql://USER:PASSWORD@HOST/DATABASE       a server: pip install pymysql
     """
     runs_parser = argparse.ArgumentParser("sb3-acer tune", add_help=False, allow_abbrev=False)
     runs_parser.add_argument("--n-runs", type=int, default=1)

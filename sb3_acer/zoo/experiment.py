@@ -3,25 +3,31 @@
 import json
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import patch
 
 import numpy as np
 import optuna
 from huggingface_sb3 import EnvironmentName
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
+from optuna import create_study
+from optuna.storages import BaseStorage
+from rl_zoo3 import exp_manager
 from rl_zoo3.exp_manager import ExperimentManager
 from rl_zoo3.utils import get_latest_run_id
 from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import load_results
 from stable_baselines3.common.results_plotter import X_TIMESTEPS, ts2xy, window_func
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_acer import ACER
+from sb3_acer import ACER, distributed
 from sb3_acer.checkpoint import find_checkpoint
 from sb3_acer.resuming import StopOnSignal
 from sb3_acer.storage import replacing
@@ -76,12 +82,29 @@ class Experiment(ExperimentManager):
             self.trial_id = TrialNumber(self.trial_id)
         if self.resumed is not None:
             self.save_path = str(self.resumed)
-            self.params_path = f"{self.save_path}/{self.env_name}"
+        self.save_path = distributed.from_first(self.save_path)  # others may find that it has been created
+        self.params_path = f"{self.save_path}/{self.env_name}"
 
-    def create_envs(self, *args: Any, **kwargs: Any) -> VecEnv:
+    def create_callbacks(self) -> None:
+        """The zoo's callbacks evaluate, save and print. They are called once for ``n_envs`` steps of each rank."""
+        if distributed.rank() == 0:
+            n_envs = self.n_envs
+            self.n_envs *= distributed.world_size()
+            super().create_callbacks()  # type: ignore[no-untyped-call]
+            self.n_envs = n_envs
+
+    def create_envs(self, n_envs: int, eval_env: bool = False, no_log: bool = False) -> VecEnv:
         if self.resumed is not None:
             self.monitor_kwargs = {**self.monitor_kwargs, "override_existing": False}
-        return super().create_envs(*args, **kwargs)
+        if distributed.rank() == 0:
+            return super().create_envs(n_envs, eval_env, no_log)
+        numbered = partial(make_vec_env, start_index=distributed.rank() * n_envs)  # the files of monitors
+        with patch.object(exp_manager, "make_vec_env", numbered):
+            return super().create_envs(n_envs, eval_env, no_log)
+
+    def _save_config(self, saved_hyperparams: dict[str, Any]) -> None:
+        if distributed.rank() == 0:
+            super()._save_config(saved_hyperparams)
 
     def learn(self, model: BaseAlgorithm) -> None:
         """Train as the zoo does; whatever ends training, there is an agent, and a checkpoint if they are asked for."""
@@ -95,18 +118,19 @@ class Experiment(ExperimentManager):
             kwargs["log_interval"] = self.log_interval if self.log_interval >= 0 else None
         if self.checkpoint_freq is not None:
             kwargs |= {"checkpoint": folder / CHECKPOINTS, "checkpoint_freq": self.checkpoint_freq}
-            with replacing(folder / ARGUMENTS, "json") as file:
-                file.write(json.dumps([*self.arguments, f"--checkpoint-freq={self.checkpoint_freq}"]).encode())
+            if distributed.rank() == 0:
+                with replacing(folder / ARGUMENTS, "json") as file:
+                    file.write(json.dumps([*self.arguments, f"--checkpoint-freq={self.checkpoint_freq}"]).encode())
         try:
             with stop.listening():
                 model.learn(self.n_timesteps, **kwargs)
         except KeyboardInterrupt:  # a second signal
             pass
         except Exception:
-            if model.num_timesteps > 0:
+            if model.num_timesteps > 0 and distributed.rank() == 0:
                 super().save_trained_model(model)
                 print(f"Agent: {self.save_path}/{self.env_name}.zip", flush=True)
-                if self.checkpoint_freq is not None:
+                if self.checkpoint_freq is not None and distributed.world_size() == 1:  # else of all ranks, or none
                     model.save_checkpoint(folder / CHECKPOINTS, with_env=False)
             if not stop.stopped_by:  # Ctrl-C ends the processes of environments too
                 raise
@@ -135,16 +159,21 @@ class Experiment(ExperimentManager):
         return np.mean(rewards).item()
 
     def hyperparameters_optimization(self) -> None:
+        create: Callable[..., optuna.Study] = create_study
         if self.storage:
-            storage = open_storage(self.storage)  # tries several times, the zoo only once
+            storage = open_storage(self.storage)  # tries several times, the zoo only once, and has a heartbeat
             if self.algo == "acer" and self.study_name:
                 begin_study(storage, self.study_name, nearest_trial(self._hyperparams, self.n_envs))
+            create = partial(_create_study, storage)
         try:
-            super().hyperparameters_optimization()
+            with patch.object(optuna, "create_study", create):
+                super().hyperparameters_optimization()
         except ValueError as error:
             sys.exit(f"No best trial: {error}")
 
     def save_trained_model(self, model: BaseAlgorithm) -> None:
+        if distributed.rank() > 0:
+            return
         super().save_trained_model(model)
         agent = f"{self.save_path}/{self.env_name}.zip"
         print(f"Agent: {agent}", flush=True)
@@ -178,6 +207,11 @@ class Experiment(ExperimentManager):
         print(f"Learning curve: {path}")
 
 
+def _create_study(opened: BaseStorage, **kwargs: Any) -> optuna.Study:
+    """``optuna.create_study`` in a storage that is open."""
+    return create_study(**{**kwargs, "storage": opened})
+
+
 def learning_curve(steps: np.ndarray, rewards: np.ndarray, title: str) -> Figure:
     """
     Plot the episodes' rewards and their running mean.
@@ -202,12 +236,14 @@ def learning_curve(steps: np.ndarray, rewards: np.ndarray, title: str) -> Figure
     return figure
 
 
-def run_to_resume(algo: str, env_id: str, folder: str) -> Path | None:
+def run_to_resume(algo: str, env_id: str, folder: str, n_newest: int | None = None) -> Path | None:
     """
+    :param n_newest: number of runs, the newest ones, that are considered; None for all
     :return: folder of the newest run that has a checkpoint, None if there is none
     """
     env_name = EnvironmentName(env_id)
-    for run_id in range(get_latest_run_id(f"{folder}/{algo}/", env_name), 0, -1):
+    newest = get_latest_run_id(f"{folder}/{algo}/", env_name)
+    for run_id in range(newest, 0, -1)[:n_newest]:
         path = Path(folder, algo, f"{env_name}_{run_id}")
         if find_checkpoint(path / CHECKPOINTS) is not None and (path / ARGUMENTS).exists():
             return path

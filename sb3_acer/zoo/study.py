@@ -3,13 +3,21 @@
 import random
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.storages import BaseStorage, JournalStorage, RDBStorage
+from optuna.exceptions import ExperimentalWarning
+from optuna.storages import BaseStorage, JournalStorage, RDBStorage, RetryHeartbeatStaleTrialCallback
 from optuna.storages.journal import JournalFileBackend
 from sqlalchemy.exc import SQLAlchemyError
+
+HEARTBEAT = 60
+"""
+Seconds between two signs of life that a worker gives in a database. A trial without one for twice as long has lost its
+worker: the next trial that any worker starts finds it, marks it as failed, and puts it in the queue again.
+"""
 
 
 def open_storage(storage: str, attempts: int = 8) -> BaseStorage:
@@ -24,7 +32,10 @@ def open_storage(storage: str, attempts: int = 8) -> BaseStorage:
         Path(storage).parent.mkdir(parents=True, exist_ok=True)
         return JournalStorage(JournalFileBackend(storage))
     try:
-        return RDBStorage(storage)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExperimentalWarning)  # Optuna's heartbeat, and its callback
+            retry = RetryHeartbeatStaleTrialCallback(max_retry=1)
+            return RDBStorage(storage, heartbeat_interval=HEARTBEAT, heartbeat_stale_trial_callback=retry)
     except SQLAlchemyError:
         if attempts == 1:
             raise

@@ -20,6 +20,7 @@ from sb3_acer.extras import how_to_install
 from sb3_acer.zoo import commands, experiment
 from tests.zoo.conftest import (
     ROOT,
+    SHORT_RUN,
     arguments_of_train,
     python,
     sb3_acer,
@@ -274,3 +275,41 @@ def test_push_to_hub_uploads_an_agent_with_its_card_and_video(
     assert result["metrics"][0]["type"] == "mean_reward"
     assert "python -m rl_zoo3.enjoy --algo acer" in card
     assert isinstance(ACER.load(tmp_path / folder / "acer-CartPole-v1.zip"), ACER)
+
+
+def test_torchrun_trains_one_agent_in_several_processes(tmp_path: Path) -> None:
+    """They are restarted once, after one of them was killed: training continues from the last checkpoint."""
+    killed = tmp_path / "killed"
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, signal, sys\n"
+        "from sb3_acer import ACER, distributed\n"
+        "from sb3_acer.__main__ import main\n"
+        "train = ACER.train\n"
+        "def train_and_die(self, *args, **kwargs):\n"
+        f"    if distributed.rank() == 1 and self.num_timesteps > 300 and not os.path.exists({str(killed)!r}):\n"
+        f"        open({str(killed)!r}, 'w').close()\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    train(self, *args, **kwargs)\n"
+        "ACER.train = train_and_die\n"
+        "sys.exit(main())\n"
+    )
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1")
+    run = ("train", *SHORT_RUN, "n_envs:2", "--checkpoint-freq", "100", "--eval-freq", "-1", "--verbose", "0")
+    finished = python(*torchrun, str(program), *run, cwd=tmp_path)
+    assert finished.returncode == 0, finished.stderr
+    assert killed.exists()
+    folder = tmp_path / "logs" / "acer" / "CartPole-v1_1"
+    assert not folder.with_name("CartPole-v1_2").exists()
+    assert sorted(path.name for path in folder.glob("*.monitor.csv")) == [f"{n}.monitor.csv" for n in range(4)]
+    assert ACER.load(folder / "CartPole-v1.zip").num_timesteps == 640  # five rollouts of 2 x 2 x 32 steps
+    assert finished.stdout.count("Agent: ") <= 2  # rank 0 alone prints, once before the restart
+    assert "training stops: rank 1 (process" in finished.stderr or "Signal 9 (SIGKILL)" in finished.stderr
+
+
+def test_torchrun_is_for_training_alone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, value in (("TORCHELASTIC_RUN_ID", "1"), ("WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "argv", ["sb3-acer", "tune"])
+    assert command_line() == 2
+    assert capsys.readouterr().err == "sb3-acer: torchrun must start train, got 'tune'\n"

@@ -1,11 +1,21 @@
 """Studies that several workers share."""
 
+import os
 import shlex
+import signal
+import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from io import StringIO
+from multiprocessing import get_context
 from pathlib import Path
+from shutil import chown, which
+from tempfile import TemporaryDirectory
 from threading import Barrier
+from typing import Any
 
 import optuna
 import pytest
@@ -71,3 +81,66 @@ def test_workers_that_start_at_once_share_a_new_database(tmp_path: Path) -> None
     for _ in range(2):
         sb3_acer("tune", *SEARCH, "--n-trials", "1", "--storage", storage, "--study-name", "ours", cwd=tmp_path)
     assert len(finished_trials(storage, "ours")) == 2
+
+
+def postgresql(name: str) -> str:
+    """A program of PostgreSQL, which Debian keeps apart."""
+    found = which(name) or next(map(str, Path("/usr/lib/postgresql").glob(f"*/bin/{name}")), None)
+    if found is None:
+        pytest.skip(f"needs PostgreSQL's {name}: apt-get install postgresql")
+    return found
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    """URL of a new database, on a server that is reached by a file and not by a port."""
+    pytest.importorskip("psycopg", reason="needs a driver of PostgreSQL: pip install psycopg[binary]")
+    initdb, pg_ctl = postgresql("initdb"), postgresql("pg_ctl")
+    as_user: dict[str, Any] = {"user": "postgres", "group": "postgres"} if os.geteuid() == 0 else {}
+    with TemporaryDirectory() as folder:
+        if as_user:
+            chown(folder, "postgres", "postgres")
+        run = partial(subprocess.run, check=True, stdout=subprocess.DEVNULL, cwd=folder, **as_user)
+        run([initdb, "-D", f"{folder}/data", "-A", "trust", "-U", "us", "--no-sync"])
+        options = f"-c listen_addresses= -c unix_socket_directories={folder} -c fsync=off"
+        run([pg_ctl, "-D", f"{folder}/data", "-o", options, "-l", f"{folder}/log", "-w", "start"])
+        try:
+            yield f"postgresql+psycopg://us@/postgres?host={folder}"
+        finally:
+            run([pg_ctl, "-D", f"{folder}/data", "-m", "immediate", "stop"])
+
+
+def test_the_trial_of_a_worker_that_is_killed_is_run_again_by_another(
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two workers in folders of their own on a PostgreSQL server; the first dies in the midst of its first trial."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    monkeypatch.setattr(study, "HEARTBEAT", 1)
+    objective = ExperimentManager.objective
+    tune = ("tune", *SEARCH, "--storage", server, "--study-name", "ours")
+
+    def die(self: ExperimentManager, trial: optuna.Trial) -> float:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return 0.0
+
+    def wait_and_run(self: ExperimentManager, trial: optuna.Trial) -> float:
+        time.sleep(3)  # longer than two heartbeats: when the next trial starts, the first worker is known to be dead
+        reward: float = objective(self, trial)
+        return reward
+
+    def work(folder: Path, behaviour: Any, n_trials: str) -> int | None:
+        folder.mkdir()
+        monkeypatch.setattr(ExperimentManager, "objective", behaviour)
+        worker = get_context("fork").Process(
+            target=sb3_acer, args=(*tune, "--n-trials", n_trials), kwargs={"cwd": folder}
+        )
+        worker.start()
+        worker.join(200)
+        return worker.exitcode
+
+    assert work(here, die, "1") == -signal.SIGKILL
+    assert work(there, wait_and_run, "2") == 0
+    trials = optuna.load_study(storage=study.open_storage(server), study_name="ours").trials
+    states = [trial.state.name for trial in trials]
+    assert states == ["FAIL", "COMPLETE", "COMPLETE"]
+    assert [trial.params for trial in trials[1:]].count(trials[0].params) == 1
