@@ -1,0 +1,119 @@
+"""
+Data-parallel training measured: what the all-reduce of gradients costs beside an update, environment steps a second of
+two ranks and of one in the same run, and whether runs of four ranks end.
+
+    python -m benchmarks.distributed [--rounds 3] [--steps 8000] [--endings 20]
+"""
+
+import argparse
+import multiprocessing
+import statistics
+import time
+from collections.abc import Callable
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch as th
+import torch.distributed as dist
+from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
+from stable_baselines3.common.env_util import make_vec_env
+
+from sb3_acer import ACER, distributed
+
+SIZES = {"10 kB": 2_500, "7 MB": 1_750_000, "50 MB": 12_500_000}  # numbers of 4 bytes
+
+
+def on_ranks(function: Callable[..., Any], n_ranks: int, *args: Any, timeout: float = 300) -> list[Any]:
+    """What a function returns on each rank; None where it has not returned in time."""
+    context = multiprocessing.get_context("fork")
+    with TemporaryDirectory() as folder:
+        results = [context.SimpleQueue() for _ in range(n_ranks)]
+        processes = [
+            context.Process(target=_run, args=(function, rank, n_ranks, f"file://{folder}/store", results[rank], args))
+            for rank in range(n_ranks)
+        ]
+        for process in processes:
+            process.start()
+        deadline = time.monotonic() + timeout
+        for process in processes:
+            process.join(max(deadline - time.monotonic(), 0))
+            process.kill()
+        return [None if result.empty() else result.get() for result in results]
+
+
+def _run(function: Any, rank: int, n_ranks: int, store: str, result: Any, args: tuple[Any, ...]) -> None:
+    th.set_num_threads(1)
+    if n_ranks > 1:
+        dist.init_process_group("gloo", init_method=store, rank=rank, world_size=n_ranks)
+    result.put(function(*args))
+
+
+def milliseconds_of_all_reduce(n_numbers: int, repeats: int) -> float:
+    vector = th.zeros(n_numbers)
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        distributed.average([vector])
+        seconds.append(time.perf_counter() - start)
+    return 1000 * statistics.median(seconds)
+
+
+def steps_per_second(steps: int) -> tuple[float, float]:
+    """
+    :return: environment steps a second, of all ranks together, and milliseconds of an update
+    """
+    model = ACER("MlpPolicy", make_vec_env("CartPole-v1", 4), replay_start=200, seed=0, device="cpu")
+    model.learn(1600)  # past replay_start
+    start, before, n_updates = time.perf_counter(), model.num_timesteps, model._n_updates
+    model.learn(steps, reset_num_timesteps=False)
+    seconds = time.perf_counter() - start
+    return (model.num_timesteps - before) / seconds, 1000 * seconds / (model._n_updates - n_updates)
+
+
+class StopAt(BaseCallback):
+    def __init__(self, n_calls: int) -> None:
+        super().__init__()
+        self.at = n_calls
+
+    def _on_step(self) -> bool:
+        return self.n_calls < self.at
+
+
+def short_run(number: int) -> int:
+    """A run of CartPole that evaluates on rank 0; in every second one a callback stops training on one rank."""
+    evaluation = EvalCallback(make_vec_env("CartPole-v1", 1), eval_freq=15, n_eval_episodes=1, verbose=0)
+    stops = StopAt(37 if number % 2 and distributed.rank() == number % 4 else 10**9)
+    model = ACER("MlpPolicy", make_vec_env("CartPole-v1", 4), n_steps=10, replay_start=20, seed=number, device="cpu")
+    model.learn(960, [evaluation, stops])
+    return model.num_timesteps
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=8000)
+    parser.add_argument("--endings", type=int, default=20)
+    options = parser.parse_args()
+    print("| gradient | all-reduce of 2 ranks, ms |\n| --- | --- |")
+    for name, n_numbers in SIZES.items():
+        repeats = 200 if n_numbers < 10**5 else 15
+        print(f"| {name} | {on_ranks(milliseconds_of_all_reduce, 2, n_numbers, repeats)[0]:.2f} |", flush=True)
+    rates: dict[int, list[float]] = {1: [], 2: []}
+    for _ in range(options.rounds):
+        for n_ranks, found in rates.items():
+            rate, update = on_ranks(steps_per_second, n_ranks, options.steps * n_ranks)[0]
+            found.append(rate)
+            print(f"{n_ranks} ranks: {rate:.0f} steps/s, {update:.2f} ms of wall time for each update", flush=True)
+    ratios = [two / one for one, two in zip(rates[1], rates[2], strict=True)]
+    if ratios:
+        print(f"CartPole-v1, 4 environments a rank: 2 ranks over 1: {statistics.median(ratios):.2f}")
+    ended = 0
+    for number in range(options.endings):
+        counts = on_ranks(short_run, 4, number)
+        expected = 640 if number % 2 else 960
+        ended += counts == [expected] * 4
+    print(f"4 ranks x 4 environments: {ended} of {options.endings} runs to the end")
+
+
+if __name__ == "__main__":
+    main()
