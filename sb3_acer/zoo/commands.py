@@ -25,11 +25,13 @@ import optuna
 import rl_zoo3.enjoy
 import rl_zoo3.train
 import rl_zoo3.utils
-from rl_zoo3.utils import get_model_path
+from rl_zoo3.utils import ALGOS, create_test_env, get_model_path
+from stable_baselines3.common import callbacks
 
 from sb3_acer.distributed import RankError, from_first, rank, torchrun_group
 from sb3_acer.zoo.display import draw_offscreen, ffmpeg_on_path, figures_saved, watchable_env
 from sb3_acer.zoo.experiment import ARGUMENTS, LOG_FOLDER, Experiment, command, run_to_resume
+from sb3_acer.zoo.masking import Algorithms, evaluate_policy
 from sb3_acer.zoo.registration import register
 from sb3_acer.zoo.study import open_storage, whole_path
 
@@ -77,7 +79,11 @@ def run_module(name: str, defaults: list[str], arguments: list[str]) -> None:
     """Run a script of the zoo that is a module without a main function."""
     draw_offscreen()
     script = partial(runpy.run_module, f"rl_zoo3.{name.replace('-', '_')}", run_name="__main__")
-    with patch.object(rl_zoo3.utils, "get_model_path", find_agent), patch.object(subprocess, "call", call):
+    changes: dict[str, Any] = {"get_model_path": find_agent}
+    if name == "record-video":
+        algorithms = Algorithms(ALGOS, create_test_env)
+        changes.update(ALGOS=algorithms, create_test_env=algorithms.create_env)
+    with patch.multiple(rl_zoo3.utils, **changes), patch.object(subprocess, "call", call):
         run_zoo(name, script, defaults, arguments)
 
 
@@ -146,7 +152,11 @@ def experiment_of(arguments: list[str]) -> tuple[str, str, str]:
 def run_training(name: str, arguments: list[str], n_runs: int = 1) -> None:
     algo = experiment_of(arguments)[0]
     defaults = ["--algo", "acer", "-conf", str(HYPERPARAMS)] if algo == "acer" else []
-    with patch.object(Experiment, "n_runs", n_runs), patch.object(rl_zoo3.train, "ExperimentManager", Experiment):
+    with (
+        patch.object(Experiment, "n_runs", n_runs),
+        patch.object(rl_zoo3.train, "ExperimentManager", Experiment),
+        patch.object(callbacks, "evaluate_policy", evaluate_policy),
+    ):
         run_zoo(name, rl_zoo3.train.train, defaults, arguments)
 
 
@@ -199,7 +209,9 @@ def tune(arguments: list[str]) -> None:
 
 def enjoy(arguments: list[str]) -> None:
     """watch a saved agent, or record a video of it if there is no screen"""
-    with patch.multiple(rl_zoo3.enjoy, get_model_path=find_agent, create_test_env=watchable_env):
+    algorithms = Algorithms(ALGOS, watchable_env)
+    replaced: dict[str, Any] = {"ALGOS": algorithms, "create_test_env": algorithms.create_env}
+    with patch.multiple(rl_zoo3.enjoy, get_model_path=find_agent, **replaced):
         run_zoo("enjoy", rl_zoo3.enjoy.enjoy, SAVED_AGENT, arguments)
 
 

@@ -22,7 +22,6 @@ from rl_zoo3.exp_manager import ExperimentManager
 from rl_zoo3.utils import get_latest_run_id
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import load_results
 from stable_baselines3.common.results_plotter import X_TIMESTEPS, ts2xy, window_func
 from stable_baselines3.common.vec_env import VecEnv
@@ -31,6 +30,7 @@ from sb3_acer import ACER, distributed
 from sb3_acer.checkpoint import find_checkpoint
 from sb3_acer.resuming import StopOnSignal
 from sb3_acer.storage import replacing
+from sb3_acer.zoo.masking import evaluate_policy
 from sb3_acer.zoo.registration import N_ENVS_RANGE, nearest_trial, sample_acer_params, suggest
 from sb3_acer.zoo.study import begin_study, open_storage
 

@@ -11,6 +11,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from optuna.trial import BaseTrial
 from rl_zoo3.hyperparams_opt import HYPERPARAMS_CONVERTER, HYPERPARAMS_SAMPLER
 from rl_zoo3.utils import ALGOS
+from sb3_contrib import MaskablePPO
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from stable_baselines3.common.utils import ConstantSchedule
 
@@ -184,10 +185,11 @@ def key_of(value: Any, among: dict[str, Any]) -> str | None:
 
 def register() -> None:
     """
-    Register ACER as an algorithm of rl-zoo in this process. The dicts are changed in place, since all modules of the
-    zoo share them.
+    Register ACER as an algorithm of rl-zoo in this process, and MaskablePPO, which the zoo leaves out, as ppo_mask. The
+    dicts are changed in place, since all modules of the zoo share them.
     """
     ALGOS["acer"] = ACER
+    ALGOS.setdefault("ppo_mask", MaskablePPO)
     HYPERPARAMS_SAMPLER["acer"] = sample_acer_params
     HYPERPARAMS_CONVERTER["acer"] = convert_acer_params
     restore_generate_metadata()
