@@ -26,7 +26,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecFrameStack, VecNormalize
 
-from sb3_acer import ACER
+from sb3_acer import ACER, ExpertDataset, generate_expert_traj
 from sb3_acer.buffer import SequenceBatch
 from sb3_acer.distributions import make_family
 from sb3_acer.policies import ACERPolicy, MlpPolicy
@@ -550,6 +550,37 @@ def test_burn_in_leaves_out_the_masks_of_the_first_steps() -> None:
     assert th.equal(rest.masks, batch.masks[4:])  # type: ignore[index]
     assert len(rest.final_masks) == len(rest.final_steps)
     assert all(bool(parameter.isfinite().all()) for parameter in agent.policy.parameters())
+
+
+# Demonstrations
+
+
+@pytest.mark.parametrize("policy", ["MlpPolicy", "MlpLstmPolicy"])
+@pytest.mark.parametrize("behaviour", ["expert", "policy"])
+def test_demonstrations_are_recorded_cloned_and_replayed_with_their_masks(
+    policy: str, behaviour: Any, tmp_path: Path
+) -> None:
+    agent = make_agent(doors(1), policy)
+    generate_expert_traj(agent, tmp_path / "expert", n_episodes=20)
+    dataset = ExpertDataset(tmp_path / "expert.npz", verbose=0)
+    agent.pretrain(dataset, n_epochs=2)
+    dataset.to_replay_buffer(agent, behaviour)
+    batch = assert_masks_are_those_of_the_states(agent, Doors().table)
+    close(batch.behaviour.sum(-1), th.ones(batch.behaviour.shape[:2]), 1e-5)
+    if behaviour == "policy":
+        assert_replay_gives_back_what_acted(agent)
+    agent.learn(60)
+
+
+def test_demonstrated_actions_that_their_masks_exclude_are_an_error() -> None:
+    agent = make_agent(doors(1))
+    arrays = generate_expert_traj(agent, n_episodes=2)
+    arrays["action_masks"] = np.arange(5) != arrays["actions"] - 2
+    dataset = ExpertDataset(traj_data=arrays, verbose=0)
+    with pytest.raises(ValueError, match="actions must be valid by action_masks"):
+        dataset.to_replay_buffer(agent)
+    with pytest.raises(ValueError, match="actions must be valid by action_masks"):
+        agent.pretrain(dataset, n_epochs=1)
 
 
 # What users ask of a policy, and what they do wrong

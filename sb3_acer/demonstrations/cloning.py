@@ -91,7 +91,7 @@ def _loss(
     policy, log_probs = model.policy, []
     states = th.as_tensor(all_states[sequences[0]], device=policy.device)
     for steps in sequences:
-        stats, states = policy.step(dataset.inputs_for(model, steps), states)
+        stats, states = policy.step(dataset.inputs_for(model, steps), states, dataset.masks_for(model, steps))
         log_probs.append(policy.family.log_prob(stats, actions[steps]))
         states = states * th.as_tensor(~dataset.ends[steps, np.newaxis], device=states.device)
     return -th.stack(log_probs).mean()

@@ -13,7 +13,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_acer.buffer import SequenceReplayBuffer
 from sb3_acer.checks import check_boolean, check_choice, check_integer, check_number, require
-from sb3_acer.demonstrations.recording import END_KEYS, KEYS, read_image, require_no_dict
+from sb3_acer.demonstrations.recording import END_KEYS, KEYS, MASK_KEYS, read_image, require_no_dict
 from sb3_acer.distributions import Categorical
 from sb3_acer.policies import ACERPolicy
 
@@ -84,6 +84,10 @@ class ExpertDataset:
         if set(END_KEYS) <= set(arrays):
             self.observations = np.concatenate((self.observations, arrays["final_obs"][:m]))
             self.truncated = arrays["truncated"][:m].astype(bool)
+        self.masks = None
+        if "action_masks" in arrays:
+            finals = np.ones((m, *arrays["action_masks"].shape[1:]))
+            self.masks = np.concatenate((arrays["action_masks"][:n], arrays.get("final_action_masks", finals)[:m]))
         if verbose > 0:
             self.log_info()
 
@@ -160,6 +164,17 @@ class ExpertDataset:
             observations = normalize.normalize_obs(observations)
         return th.as_tensor(observations, device=model.policy.device)
 
+    def masks_for(self, model: Agent, rows: np.ndarray) -> th.Tensor | None:
+        """
+        :param model: an ACER
+        :param rows: see :meth:`observations_for`
+        :return: whether actions were valid, bool, ``[B, P]``; None if no masks were recorded
+        :raises ValueError: if they do not fit the action space, or leave no valid action
+        """
+        if self.masks is None:
+            return None
+        return th.from_numpy(model.policy.family.check_masks(self.masks[rows], len(rows))).to(model.policy.device)
+
     def play_back(self, model: Agent) -> tuple[np.ndarray, np.ndarray]:
         """
         Run the agent's policy along the trajectories.
@@ -174,7 +189,7 @@ class ExpertDataset:
         policy.set_training_mode(False)
         while len(steps):  # the next step of every trajectory that has one
             with th.no_grad():
-                stats, after = policy.step(self.inputs_for(model, steps), states)
+                stats, after = policy.step(self.inputs_for(model, steps), states, self.masks_for(model, steps))
             all_stats[steps], all_states[steps] = stats.cpu().numpy(), states.cpu().numpy()
             goes_on = steps < lasts
             steps, lasts, states = steps[goes_on] + 1, lasts[goes_on], after[th.from_numpy(goes_on).to(after.device)]
@@ -189,7 +204,13 @@ class ExpertDataset:
         actions, shape = self.actions, model.action_space.shape or ()
         if math.prod(actions.shape[1:]) == math.prod(shape):
             actions = actions.reshape(-1, *shape)
-        return model.policy.family.from_env(actions)
+        family, masks = model.policy.family, self.masks_for(model, np.arange(self.num_transition))
+        components = family.from_env(actions)
+        if masks is not None:
+            taken = family.encode(th.from_numpy(components)).bool()
+            invalid = (taken & ~masks.cpu()).any(-1).nonzero().flatten().tolist()
+            require(not invalid, "actions", "valid by action_masks", [actions[step].tolist() for step in invalid[:1]])
+        return components
 
     def to_replay_buffer(
         self,
@@ -207,7 +228,7 @@ class ExpertDataset:
             taken and the rest uniform; for Box, a Gaussian around the action with the policy's standard deviation.
             ``policy``: the agent's policy as it is now; after cloning, it estimates the distribution of a stochastic
             expert.
-        :param epsilon: probability that ``expert`` spreads uniformly over all actions, in (0, 1]
+        :param epsilon: probability that ``expert`` spreads uniformly over all valid actions, in (0, 1]
         :param time_limit: for files without the array ``truncated``: trajectories of this many steps are truncated.
             Their last step is left out, since the observation after it is unknown. All other trajectories, or all if it
             is None, end in a terminal state.
@@ -221,7 +242,7 @@ class ExpertDataset:
         actions, buffer = self.actions_for(model), model.replay_buffer
         mu, states = self.play_back(model)
         if behaviour == "expert":
-            mu = _around(model.policy, actions, mu, epsilon)
+            mu = _around(model.policy, actions, mu, epsilon, self.masks_for(model, np.arange(self.num_transition)))
         steps, following, done, truncated = self._transitions(time_limit)
         n_slots = -(-len(steps) // (buffer.n_envs * buffer.n_steps))
         if n_slots > buffer.n_slots:
@@ -231,6 +252,7 @@ class ExpertDataset:
         buffer.end_episodes()
         # Each environment gets a contiguous sequence of steps; the first steps again fill the last rollout up.
         for step in np.resize(steps, (buffer.n_envs, n_slots * buffer.n_steps)).T:
+            masks = {"masks": self.masks_for(model, step), "next_masks": self.masks_for(model, following[step])}
             buffer.add(
                 self.observations_for(model, step),
                 self.observations_for(model, following[step]),
@@ -240,6 +262,7 @@ class ExpertDataset:
                 [{"TimeLimit.truncated": each} for each in truncated[step].tolist()],
                 behaviour=mu[step],
                 states=states[step],
+                **{name: None if each is None else each.cpu().numpy() for name, each in masks.items()},
             )
         buffer.end_episodes()
 
@@ -269,7 +292,7 @@ def _read(path: str | Path | None, arrays: Mapping[str, np.ndarray] | None) -> d
         require(isinstance(path, (str, Path)), "expert_path", "a path", path)
         with np.load(path, allow_pickle=False) as file:
             try:
-                arrays = {key: file[key] for key in (*KEYS, *END_KEYS) if key in file}
+                arrays = {key: file[key] for key in (*KEYS, *END_KEYS, *MASK_KEYS) if key in file}
             except ValueError as error:
                 raise ValueError(
                     f"expert_path must hold arrays of numbers or text, got pickled objects in {str(path)!r}: if you "
@@ -277,7 +300,7 @@ def _read(path: str | Path | None, arrays: Mapping[str, np.ndarray] | None) -> d
                 ) from error
     assert arrays is not None
     require(isinstance(arrays, Mapping), "traj_data", "a dict of arrays", arrays)
-    return {key: np.atleast_1d(arrays[key]) for key in (*KEYS, *END_KEYS) if key in arrays}
+    return {key: np.atleast_1d(arrays[key]) for key in (*KEYS, *END_KEYS, *MASK_KEYS) if key in arrays}
 
 
 def _check(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -292,7 +315,7 @@ def _check(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
     require(len(is_start) > 0 and bool(is_start[0]), "episode_starts", "True at the first step", is_start[:5])
     starts = np.flatnonzero(is_start)
     for key, array in arrays.items():
-        expected = len(starts) if key in ("episode_returns", *END_KEYS) else len(is_start)
+        expected = len(starts) if key in ("episode_returns", "final_action_masks", *END_KEYS) else len(is_start)
         if len(array) != expected:
             raise ValueError(f"{key} must have {expected} rows, as episode_starts says, got {len(array)}")
         if array.dtype.kind == "f" and not np.isfinite(array).all():
@@ -300,14 +323,17 @@ def _check(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
     return starts
 
 
-def _around(policy: ACERPolicy, actions: np.ndarray, stats: np.ndarray, epsilon: float) -> np.ndarray:
+def _around(
+    policy: ACERPolicy, actions: np.ndarray, stats: np.ndarray, epsilon: float, masks: th.Tensor | None
+) -> np.ndarray:
     """
     :param stats: statistics of the policy, ``[N, P]``
+    :param masks: whether actions were valid, ``[N, P]``; None if all were
     :return: statistics of the distributions of ``behaviour="expert"``, ``[N, P]``
     """
     family = policy.family
     if not isinstance(family, Categorical):
         return np.concatenate((actions, np.split(stats, 2, -1)[1]), -1)
-    uniform = family.statistics(th.zeros(family.n_outputs), None)
+    uniform = family.statistics(th.zeros(len(actions), family.n_outputs), None, None if masks is None else masks.cpu())
     mixed: np.ndarray = ((1 - epsilon) * family.encode(th.from_numpy(actions)) + epsilon * uniform).numpy()
     return mixed

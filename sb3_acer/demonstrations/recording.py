@@ -7,14 +7,17 @@ Recording demonstrations: arrays in stable-baselines' npz format, with the N ste
 - ``episode_starts``: whether a step is the first of its trajectory, ``[N]``
 - ``episode_returns``: sum of each trajectory's rewards, ``[M]``
 
-Two more arrays are not part of stable-baselines' format and may be missing:
+More arrays are not part of stable-baselines' format and may be missing:
 
 - ``truncated``: whether a trajectory was truncated, for example by a time limit, and has no terminal state, ``[M]``
 - ``final_obs``: observation after the last step of each trajectory, in the form of ``obs``, ``[M, ...]``
+- ``action_masks``: whether actions were valid at each step, ``[N, P]``, see :mod:`sb3_acer.masks`
+- ``final_action_masks``: the same for ``final_obs``, ``[M, P]``
 """
 
 import warnings
 from collections.abc import Callable, Iterator
+from inspect import signature
 from itertools import count
 from pathlib import Path
 from types import ModuleType
@@ -22,6 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
+from sb3_contrib.common.maskable.utils import get_action_masks
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.type_aliases import GymEnv
@@ -29,9 +33,11 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, unwrap_vec_nor
 
 from sb3_acer.checks import check_integer, require
 from sb3_acer.extras import how_to_install
+from sb3_acer.masks import KEY, has_masks
 
 KEYS = ("actions", "obs", "rewards", "episode_returns", "episode_starts")
 END_KEYS = ("truncated", "final_obs")
+MASK_KEYS = ("action_masks", "final_action_masks")
 
 
 class _Step(NamedTuple):
@@ -42,6 +48,9 @@ class _Step(NamedTuple):
     truncated: bool
     final_observation: Any
     """None, if the episode continues"""
+    masks: Any
+    """None, if the environment has none"""
+    final_masks: Any
 
 
 def generate_expert_traj(
@@ -106,11 +115,14 @@ def _play(model: BaseAlgorithm | Callable[[Any], Any], env: GymEnv, keep: Callab
     starts: Any = np.ones(venv.num_envs, bool)
     observations: Any
     observations, state = venv.reset(), None
+    masked = has_masks(venv)
     while True:
         original: Any = observations if normalize is None else normalize.get_original_obs()
-        observation = keep(original[0])
+        observation, masks = keep(original[0]), get_action_masks(venv) if masked else None
         if isinstance(model, BaseAlgorithm):
-            actions, state = model.predict(observations, state, starts)
+            takes_masks = "action_masks" in signature(model.predict).parameters
+            given: dict[str, Any] = {"action_masks": masks} if takes_masks else {}
+            actions, state = model.predict(observations, state, starts, **given)
         else:
             actions = model(observations) if venv is env else np.array([model(observations[0])])
         observations, rewards, starts, infos = venv.step(actions)
@@ -120,7 +132,11 @@ def _play(model: BaseAlgorithm | Callable[[Any], Any], env: GymEnv, keep: Callab
             final = keep(final if normalize is None else normalize.unnormalize_obs(final))
         reward = (rewards if normalize is None else normalize.get_original_reward())[0]
         truncated = ends and infos[0].get("TimeLimit.truncated", False)
-        yield _Step(observation, np.array(actions[0]), float(reward), ends, truncated, final)
+        step = _Step(observation, np.array(actions[0]), float(reward), ends, truncated, final, None, None)
+        if masks is not None:
+            known = np.asarray(infos[0].get(KEY, True), bool)
+            step = step._replace(masks=masks[0], final_masks=np.broadcast_to(known, masks[0].shape))
+        yield step
 
 
 def _arrays(steps: list[_Step]) -> dict[str, np.ndarray]:
@@ -132,6 +148,9 @@ def _arrays(steps: list[_Step]) -> dict[str, np.ndarray]:
         "obs": [step.observation for step in steps],
         "final_obs": [step.final_observation for step in lasts],
     }
+    if steps[0].masks is not None:
+        columns["action_masks"] = [step.masks for step in steps]
+        columns["final_action_masks"] = [step.final_masks for step in lasts]
     arrays = {key: np.array(rows) for key, rows in columns.items()}
     for key, array in arrays.items():
         if array.ndim == 1 and array.dtype.kind != "U":
