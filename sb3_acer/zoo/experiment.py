@@ -126,13 +126,15 @@ class Experiment(ExperimentManager):
                 model.learn(self.n_timesteps, **kwargs)
         except KeyboardInterrupt:  # a second signal
             pass
-        except Exception:
+        except Exception as error:
             if model.num_timesteps > 0 and distributed.rank() == 0:
                 super().save_trained_model(model)
                 print(f"Agent: {self.save_path}/{self.env_name}.zip", flush=True)
                 if self.checkpoint_freq is not None and distributed.world_size() == 1:  # else of all ranks, or none
                     model.save_checkpoint(folder / CHECKPOINTS, with_env=False)
-            if not stop.stopped_by:  # Ctrl-C ends the processes of environments too
+            if (
+                isinstance(error, distributed.RankError) or not stop.stopped_by
+            ):  # Ctrl-C ends the processes of environments too
                 raise
         finally:
             self.stopped_by = stop.stopped_by
