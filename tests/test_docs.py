@@ -1,0 +1,55 @@
+"""
+What the pages of docs/ print is run: the Python snippets of a page one after another, as a reader does.
+
+A comment before a snippet shortens it for the test: ``<!-- shortened: 100_000 -> 500, "run" -> "walk" -->``. Everything
+else runs as printed.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted((ROOT / "docs" / "pages").glob("*.md"))
+SNIPPET = re.compile(r"(?:<!-- shortened: (?P<changes>[^\n]*) -->\n\n?)?^```python\n(?P<code>.*?)^```$", re.M | re.S)
+AGENTS = ROOT / "tests" / "sb2_compat" / "agents"
+LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)")
+
+
+def snippets(page: Path) -> Iterator[tuple[int, str]]:
+    """
+    :return: the line that each snippet begins at, and the snippet as the test runs it
+    """
+    text = page.read_text()
+    for match in SNIPPET.finditer(text):
+        code = match["code"]
+        for change in match["changes"].split(", ") if match["changes"] else []:
+            printed, short = change.split(" -> ")
+            assert printed in code, f"{page.name} has no {printed} to shorten"
+            code = code.replace(printed, short)
+        yield text.count("\n", 0, match.start("code")), code
+
+
+WITH_SNIPPETS = [page for page in PAGES if any(snippets(page))]
+
+
+@pytest.mark.parametrize("page", WITH_SNIPPETS, ids=lambda page: page.stem)
+def test_snippets_run_as_printed(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, Any] = {"__name__": "__main__", "AGENTS": AGENTS}
+    for line, code in snippets(page):
+        exec(compile("\n" * line + code, str(page), "exec"), namespace)  # its errors have the page's own line numbers
+
+
+def test_every_python_snippet_is_found() -> None:
+    for page in PAGES:
+        assert page.read_text().count("```python") == len(list(snippets(page))), page
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_to_files_lead_somewhere(page: Path) -> None:
+    for target in LINK.findall(page.read_text()):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"
