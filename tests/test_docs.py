@@ -1,5 +1,5 @@
 """
-What the pages of docs/ print is run: the Python snippets of a page one after another, as a reader does.
+What README.md and the pages of docs/ print is run: the Python snippets of a page one after another, as a reader does.
 
 A comment before a snippet shortens it for the test: ``<!-- shortened: 100_000 -> 500, "run" -> "walk" -->``. Everything
 else runs as printed.
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted((ROOT / "docs" / "pages").glob("*.md"))
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "pages").glob("*.md"))]
 SNIPPET = re.compile(r"(?:<!-- shortened: (?P<changes>[^\n]*) -->\n\n?)?^```python\n(?P<code>.*?)^```$", re.M | re.S)
 AGENTS = ROOT / "tests" / "sb2_compat" / "agents"
 LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)")
@@ -53,3 +53,12 @@ def test_every_python_snippet_is_found() -> None:
 def test_links_to_files_lead_somewhere(page: Path) -> None:
     for target in LINK.findall(page.read_text()):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.slow
+def test_the_first_snippet_of_the_readme_learns_what_the_readme_says() -> None:
+    match = SNIPPET.search((ROOT / "README.md").read_text())
+    assert match is not None
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    exec(match["code"], namespace)
+    assert namespace["mean"] >= 475
