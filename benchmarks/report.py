@@ -62,16 +62,16 @@ def score(rows: list[Row]) -> str:
 
 
 def first_solved(experiment: Experiment) -> str:
-    """Steps to the first evaluation that was good enough, of each seed."""
+    """Steps and seconds to the first evaluation that was good enough, of each seed."""
     if experiment.solved is None:
         return ""
-    first: dict[str, int] = {}
+    first: dict[str, str] = {}
     for row in read(RESULTS / "curves.csv"):
-        if row["experiment"] == experiment.name:
-            first.setdefault(row["seed"], 0)
-            if not first[row["seed"]] and float(row["mean"]) >= experiment.solved:
-                first[row["seed"]] = int(row["step"])
-    return f"{number(experiment.solved)}: " + ", ".join(short(step) if step else "never" for step in first.values())
+        if row["experiment"] == experiment.name and first.get(row["seed"], "never") == "never":
+            reached = float(row["mean"]) >= experiment.solved
+            seconds = f" ({row['seconds']} s)" if row["seconds"] else ""
+            first[row["seed"]] = short(float(row["step"])) + seconds if reached else "never"
+    return f"{number(experiment.solved)}: " + ", ".join(first.values())
 
 
 def learning(suite: str) -> str:
