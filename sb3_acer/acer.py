@@ -10,7 +10,6 @@ from typing import Any, ClassVar, TypeVar, cast
 
 import numpy as np
 import torch as th
-from gymnasium import spaces
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
@@ -18,7 +17,15 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedul
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 
 from sb3_acer import distributed
-from sb3_acer.arguments import ATTRIBUTES, RULES, check_callback, check_env, check_whole, make_env
+from sb3_acer.arguments import (
+    ATTRIBUTES,
+    RULES,
+    check_callback,
+    check_env,
+    check_whole,
+    explain_other_names,
+    make_env,
+)
 from sb3_acer.buffer import SequenceBatch, SequenceReplayBuffer
 from sb3_acer.checks import check_boolean, check_device, check_integer, check_kwargs, check_number, check_seed, require
 from sb3_acer.data_parallel import generators_of_rank
@@ -64,7 +71,8 @@ class ACER(StableBaselinesInterface):
     :param learning_rate: initial learning rate, or a schedule as a function of the remaining progress (from 1 to 0)
     :param lr_schedule: schedule of a learning rate that is a number: ``linear``, ``constant``, ``double_linear_con``,
         ``middle_drop`` or ``double_middle_drop``
-    :param rprop_alpha: decay of RMSProp, the default optimiser, in [0, 1]
+    :param rprop_alpha: decay of RMSProp, in [0, 1]; it is the default optimiser, but for recurrent policies, which
+        have Adam
     :param rprop_epsilon: epsilon of RMSProp, inside the root
     :param buffer_size: steps of the vectorised environment to keep: that is ``buffer_size * n_envs`` transitions
     :param replay_ratio: mean number of replayed batches after each rollout (Poisson distributed)
@@ -105,9 +113,11 @@ class ACER(StableBaselinesInterface):
         "MlpGruPolicy": MlpGruPolicy,
     }
     policy: ACERPolicy
+    policy_class: type[ACERPolicy]
     average_policy: ACERPolicy
     replay_buffer: SequenceReplayBuffer
 
+    @explain_other_names
     def __init__(
         self,
         policy: str | type[ACERPolicy],
@@ -149,7 +159,10 @@ class ACER(StableBaselinesInterface):
         # First what the base class uses.
         policy_class = self._check_policy(policy)
         device = check_device("device", device)
-        check_kwargs("policy_kwargs", policy_kwargs)
+        policy_kwargs = deepcopy(check_kwargs("policy_kwargs", policy_kwargs))
+        if policy_class.default_optimizer(policy_kwargs) is not RMSpropTFLike:
+            # By name, as it is saved: agents that name no optimiser were saved when all had RMSProp.
+            policy_kwargs.setdefault("optimizer_class", policy_class.default_optimizer(policy_kwargs))
         verbose = check_integer("verbose", int(verbose) if isinstance(verbose, bool) else verbose, 0)
         super().__init__(
             policy_class,
@@ -164,7 +177,7 @@ class ACER(StableBaselinesInterface):
                 type[ReplayBuffer], SequenceReplayBuffer if replay_buffer_class is None else replay_buffer_class
             ),
             replay_buffer_kwargs=check_kwargs("replay_buffer_kwargs", replay_buffer_kwargs),
-            policy_kwargs=deepcopy(policy_kwargs),
+            policy_kwargs=policy_kwargs,
             stats_window_size=stats_window_size,
             tensorboard_log=tensorboard_log,
             verbose=verbose,
@@ -195,6 +208,8 @@ class ACER(StableBaselinesInterface):
         self._n_rollouts = 0
         self._n_replays = 0  # after the last rollout
         self._log_interval: int | None = None
+        self._early_logs: tuple[int, ...] = ()
+        self._logged_at = -1
         self._check_arguments()
         if self.buffer_size < self.n_steps:
             self._warn_of_no_replay()
@@ -204,11 +219,11 @@ class ACER(StableBaselinesInterface):
                 warnings.warn(
                     f"{name} is deprecated: torch.set_num_threads({n_threads}) is called",
                     DeprecationWarning,
-                    stacklevel=2,
+                    stacklevel=3,
                 )
                 th.set_num_threads(n_threads)
         if env is not None:
-            self._take_env(self._wrap_env(make_env(env, verbose), verbose), policy)
+            self._take_env(self._wrap_env(make_env(env, verbose), verbose))
         if _init_setup_model:
             self._setup_model()
 
@@ -216,7 +231,8 @@ class ACER(StableBaselinesInterface):
         if isinstance(policy, str) and policy in self.policy_aliases:
             return cast(type[ACERPolicy], self.policy_aliases[policy])
         is_policy = isinstance(policy, type) and issubclass(policy, ACERPolicy)
-        require(is_policy, "policy", f"one of {', '.join(self.policy_aliases)}, or a subclass of ACERPolicy", policy)
+        names = ", ".join(self.policy_aliases)
+        require(is_policy, "policy", f"one of {names}, or a subclass of ACERPolicy, not of another algorithm's", policy)
         return cast(type[ACERPolicy], policy)
 
     def _check_arguments(self) -> None:
@@ -237,11 +253,10 @@ class ACER(StableBaselinesInterface):
                 stacklevel=3,
             )
 
-    def _take_env(self, env: VecEnv, policy: str | type[ACERPolicy]) -> None:
+    def _take_env(self, env: VecEnv) -> None:
         make_family(env.action_space)  # raises a ValueError for spaces that are not supported
-        if isinstance(env.observation_space, spaces.Dict) and str(policy).startswith(("Mlp", "Cnn")):
-            fitting = "MultiInputLstmPolicy" if "Lstm" in str(policy) else "MultiInputPolicy"
-            raise ValueError(f"policy must be {fitting!r} for Dict observations, got {policy!r}")
+        if "features_extractor_class" not in self.policy_kwargs:
+            self.policy_class.check_observations(env.observation_space)
         self.env = env
         self.n_envs = env.num_envs
         self.observation_space = env.observation_space
@@ -262,9 +277,11 @@ class ACER(StableBaselinesInterface):
             rmsprop = {"alpha": self.rprop_alpha, "eps": self.rprop_epsilon}
             given = check_kwargs("optimizer_kwargs", policy_kwargs.get("optimizer_kwargs"))
             policy_kwargs["optimizer_kwargs"] = {**rmsprop, **given}
-        self.policy = self.policy_class(
-            self.observation_space, self.action_space, self.lr_schedule, **policy_kwargs
-        ).to(self.device)  # type: ignore[assignment]
+        try:
+            policy = self.policy_class(self.observation_space, self.action_space, self.lr_schedule, **policy_kwargs)
+        except AssertionError as error:  # SB3's features extractors assert that observations fit
+            raise ValueError(f"policy must fit the observations, got {self.policy_class.__name__}: {error}") from error
+        self.policy = policy.to(self.device)
         require(not self.burn_in or self.policy.state_size > 0, "burn_in", "0 for a feed-forward policy", self.burn_in)
         self.average_policy = deepcopy(self.policy)
         self.average_policy.flat.without_gradients()
@@ -338,7 +355,7 @@ class ACER(StableBaselinesInterface):
         self: SelfACER,
         total_timesteps: int,
         callback: MaybeCallback = None,
-        log_interval: int | None = 100,
+        log_interval: int | str | None = "auto",
         tb_log_name: str = "ACER",
         reset_num_timesteps: bool = True,
         progress_bar: bool = False,
@@ -360,7 +377,9 @@ class ACER(StableBaselinesInterface):
 
         :param total_timesteps: number of steps of single environments
         :param callback: called after each step of the vectorised environment
-        :param log_interval: rollouts (on-policy updates) between two logs; None for no logs
+        :param log_interval: rollouts (on-policy updates) between two logs; there is another one at the end. ``"auto"``:
+            100 as in stable-baselines, in runs of less than 2,000 rollouts a twentieth of them, and logs after the
+            first and the tenth rollout. None for no logs.
         :param tb_log_name: name of the run in tensorboard's log
         :param reset_num_timesteps: False to continue counting steps, and the episodes under way
         :param progress_bar: show a progress bar
@@ -373,10 +392,10 @@ class ACER(StableBaselinesInterface):
             infinite, or too large for float32. Agent, replay buffer and VecNormalize are as they were before that step,
             and all can be saved. Also if masks leave no valid action in a state, or are for Box actions.
         """
+        require(self.env is not None, "env", "given before learn, by ACER.load(path, env) or set_env(env)", self.env)
         total_timesteps = check_whole("total_timesteps", total_timesteps)
         check_callback("callback", callback)
-        if log_interval is not None:
-            log_interval = check_integer("log_interval", log_interval)
+        self._set_log_interval(log_interval, total_timesteps)
         require(isinstance(tb_log_name, str), "tb_log_name", "a string", tb_log_name)
         check_boolean("reset_num_timesteps", reset_num_timesteps)
         check_boolean("progress_bar", progress_bar)
@@ -385,12 +404,11 @@ class ACER(StableBaselinesInterface):
         checkpoint_freq = check_integer("checkpoint_freq", checkpoint_freq)
         checkpoint_keep = check_integer("checkpoint_keep", checkpoint_keep)
         self._warn_of_no_replay()
-        self._log_interval = log_interval
         self._use_masking = check_boolean("use_masking", use_masking)
-        return super().learn(
+        super().learn(
             total_timesteps,
             callback,
-            log_interval,
+            self._log_interval,
             tb_log_name,
             reset_num_timesteps,
             progress_bar,
@@ -398,6 +416,27 @@ class ACER(StableBaselinesInterface):
             checkpoint_freq=checkpoint_freq,
             checkpoint_keep=checkpoint_keep,
         )
+        if self._log_interval is not None and self._logged_at != self.num_timesteps:  # a callback has stopped training
+            self.dump_logs()
+        return self
+
+    def _set_log_interval(self, log_interval: Any, total_timesteps: int) -> None:
+        self._logged_at, self._early_logs = -1, ()
+        if isinstance(log_interval, str) and log_interval == "auto":
+            n_rollouts = total_timesteps // (self.n_steps * self.n_envs * distributed.world_size())
+            log_interval, self._early_logs = min(max(n_rollouts // 20, 1), 100), (1, 10)
+        self._log_interval = None if log_interval is None else check_integer("log_interval", log_interval)
+
+    def dump_logs(self) -> None:
+        """Write the log."""
+        self._logged_at = self.num_timesteps
+        super().dump_logs()
+
+    def _logs_now(self) -> bool:
+        """Whether the rollout that ends is to be logged. Without an interval, callbacks may write the log any time."""
+        if self._log_interval is None or self.num_timesteps >= self._total_timesteps:
+            return True
+        return self._n_rollouts % self._log_interval == 0 or self._n_rollouts in self._early_logs
 
     def train(self, gradient_steps: int, batch_size: int) -> None:
         """
@@ -425,8 +464,7 @@ class ACER(StableBaselinesInterface):
         self._n_updates += len(updates)
         self._n_rollouts += 1
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
-        # Without an interval, callbacks may write the log at any time.
-        if self._log_interval is None or self._n_rollouts % self._log_interval == 0:
+        if self._logs_now():
             logged = [metrics(self.policy.family, update, self.correction_term) for update in updates]
             logged = [row for rows in distributed.gather(logged) for row in rows]
             for name in logged[0]:

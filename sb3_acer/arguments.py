@@ -2,8 +2,9 @@
 
 import os
 from collections.abc import Callable
-from functools import partial
-from typing import Any, cast
+from functools import partial, wraps
+from inspect import signature
+from typing import Any, ParamSpec, cast
 
 import gymnasium as gym
 from stable_baselines3.common.base_class import maybe_make_env
@@ -58,6 +59,46 @@ each rollout would never end.
 
 ATTRIBUTES = {"lr_schedule": "lr_schedule_name", "stats_window_size": "_stats_window_size"}
 """attributes of ACER that are not called like their arguments"""
+
+
+OTHER_NAMES = {
+    "learning_starts": "replay_start",
+    "train_freq": "n_steps",
+    "gradient_steps": "replay_ratio",
+    "n_epochs": "replay_ratio",
+    "tau": "alpha, which is 1 - tau",
+    "polyak": "alpha",
+    "target_update_interval": "alpha: the average policy moves at every update",
+    "vf_coef": "q_coef",
+    "clip_range": "correction_term and delta",
+    "target_kl": "delta",
+    "gae_lambda": "correction_term: returns are those of Retrace",
+    "normalize_advantage": "q_coef and ent_coef, which weigh the parts of the gradient",
+    "rms_prop_eps": "rprop_epsilon",
+    "use_rms_prop": "policy_kwargs=dict(optimizer_class=torch.optim.Adam), or none for RMSProp",
+    "optimize_memory_usage": "none: frames of stacked images are stored once in any case",
+    "action_noise": "ent_coef and policy_kwargs=dict(log_std_init=...): the policy is stochastic",
+    "exploration_fraction": "ent_coef and ent_schedule: the policy is stochastic",
+    "exploration_final_eps": "ent_coef and ent_schedule: the policy is stochastic",
+    "use_sde": "none: state-dependent exploration is not supported",
+}
+"""what SB3's other algorithms call otherwise or have instead, by their names"""
+
+P = ParamSpec("P")
+
+
+def explain_other_names(init: Callable[P, None]) -> Callable[P, None]:
+    """Of the constructor: the TypeError for an argument of another algorithm of SB3 says what is here instead."""
+    own = signature(init).parameters
+
+    @wraps(init)
+    def explained(*args: P.args, **kwargs: P.kwargs) -> None:
+        for name in kwargs:
+            if name not in own and name in OTHER_NAMES:
+                raise TypeError(f"ACER has no argument {name!r}; instead it has {OTHER_NAMES[name]}")
+        init(*args, **kwargs)
+
+    return explained
 
 
 def check_whole(name: str, value: Any) -> int:

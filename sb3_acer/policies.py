@@ -87,6 +87,8 @@ class PredictionInterface(BasePolicy, ABC):
     family: Family
     state_size: int
     """W, the width of the recurrent state"""
+    _began = False
+    """whether the last prediction was where an episode begins, since nothing else was said"""
 
     @abstractmethod
     def step(
@@ -216,6 +218,7 @@ class PredictionInterface(BasePolicy, ABC):
             observation was one of N environments
         """
         self.set_training_mode(False)
+        self._warn_of_lost_states(state is None and episode_start is None)
         if isinstance(observation, tuple):
             super().predict(observation)  # raises SB3's own error, which explains the mistake
             raise ValueError(f"observation must be an array or a dict of arrays, got the tuple {observation!r}")
@@ -225,6 +228,16 @@ class PredictionInterface(BasePolicy, ABC):
         masks = self._checked_masks(action_masks, len(some_rows))
         with th.no_grad():
             return *self.step(observations, states, masks), vectorized
+
+    def _warn_of_lost_states(self, begins: bool) -> None:
+        """An episode of one step after another: probably a loop that does not pass the recurrent state on."""
+        if begins and self._began and self.state_size:
+            warnings.warn(
+                "predict was called twice without a state, so the recurrent policy remembers nothing: pass on what it "
+                "returns, action, state = model.predict(obs, state, episode_start), or say episode_start=[True]",
+                stacklevel=5,
+            )
+        self._began = begins
 
     def _to_tensors(self, observation: Any) -> tuple[PyTorchObs, bool]:
         """The observations, on the policy's device, and whether they are of N environments."""
@@ -314,7 +327,7 @@ class ACERPolicy(PredictionInterface):
     :param normalize_images: whether to divide images by 255
     :param use_bfloat16: whether NatureCNN computes features of images in bfloat16 (automatic mixed precision);
         ``"auto"``: where the processor has instructions for it
-    :param optimizer_class: optimiser
+    :param optimizer_class: optimiser; without one, :class:`~sb3_acer.ACER` gives recurrent policies Adam
     :param optimizer_kwargs: its keyword arguments, without the learning rate
     :raises ValueError: for a ``net_arch`` of another form, for contradicting options of the recurrent module, and for
         an action space that is not supported
@@ -408,6 +421,35 @@ class ACERPolicy(PredictionInterface):
         self._q_chain = Chain(self.q_net, *self.q_head.layers)
         self.flat = FlatParameters(self)
         self.optimizer = self.flat.make_optimizer(self.optimizer_class, lr_schedule(1), self.optimizer_kwargs)
+
+    @classmethod
+    def default_optimizer(cls, policy_kwargs: Mapping[str, Any]) -> type[th.optim.Optimizer]:
+        """
+        :param policy_kwargs: keyword arguments of the policy
+        :return: the optimiser of a new agent: stable-baselines' RMSProp, with which recurrent policies hardly learn;
+            Adam for these
+        """
+        recurrent_class = policy_kwargs.get("recurrent_class") or cls.default_recurrent
+        return RMSpropTFLike if recurrent_class is Identity else th.optim.Adam
+
+    @classmethod
+    def check_observations(cls, space: spaces.Space[Any]) -> None:
+        """
+        :param space: the observation space
+        :raises ValueError: if the default features extractor is not made for it
+        """
+        extractor, suffix = (
+            cls.default_features_extractor,
+            "Policy" if cls.default_recurrent is Identity else "LstmPolicy",
+        )
+        if isinstance(space, spaces.Dict):
+            fits = extractor not in (FlattenExtractor, NatureCNN)
+            require(fits, "policy", f"'MultiInput{suffix}' for Dict observations", cls.__name__)
+            return
+        fitting = f"Cnn{suffix}" if is_image_space(space) else f"Mlp{suffix}"
+        require(extractor is not CombinedExtractor, "policy", f"{fitting!r} for {space}", cls.__name__)
+        if extractor is FlattenExtractor and is_image_space(space):
+            warnings.warn(f"{cls.__name__} takes images for vectors: {fitting} has a network for images", stacklevel=5)
 
     def _build(self) -> None:
         """Make the networks and initialise them."""

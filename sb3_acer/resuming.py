@@ -256,7 +256,7 @@ class ResumableAlgorithm(DataParallelAlgorithm):
             )
         saved = self._load_checkpoint(found, self.env, self.device)
         self._require_same_arguments(saved)
-        of_call = ("_checkpoints", "_log_interval", "_use_masking")
+        of_call = ("_checkpoints", "_log_interval", "_early_logs", "_use_masking")
         own = ("_logger", "_custom_logger", "verbose", "tensorboard_log", *of_call)
         vars(self).update({name: value for name, value in vars(saved).items() if name not in own})
         if self.verbose and distributed.rank() == 0:

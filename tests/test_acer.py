@@ -1,6 +1,8 @@
 """The algorithm: what an update does, when it comes, what is kept, and what a user is told."""
 
 import gc
+import inspect
+import re
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
+from stable_baselines3 import PPO
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
@@ -22,11 +25,14 @@ from stable_baselines3.common.envs import (
 )
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import KVWriter, Logger
+from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from stable_baselines3.common.utils import ConstantSchedule
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecFrameStack, VecNormalize
 
 from sb3_acer import ACER, SequenceReplayBuffer
+from sb3_acer.arguments import OTHER_NAMES
 from sb3_acer.buffer import SequenceBatch
+from sb3_acer.recurrent import LSTM
 from sb3_acer.update import Update, metrics
 from tests.helpers import Catch, Constant, Recall, Recorder, TMaze
 
@@ -206,7 +212,8 @@ def test_replay_is_poisson_of_the_ratio_and_starts_with_replay_start(replay_rati
     counts: list[int] = []
     model = small(replay_ratio=replay_ratio, replay_start=50)
     model.update = lambda batch: counts.append(model.num_timesteps)  # type: ignore[assignment, method-assign, return-value]
-    model.learn(1500, log_interval=10**6)  # an update that is none has nothing to log
+    model._logs_now = lambda: False  # type: ignore[method-assign]  # an update that is none has nothing to log
+    model.learn(1500)
     early = [step for step in counts if step < 50]
     assert early == [5, 10, 15, 20, 25, 30, 35, 40, 45]
     n_rollouts = (1500 - 45) // 5
@@ -237,20 +244,52 @@ def test_lr_schedule_is_for_numbers_and_not_for_schedules(learning_rate: Any, mi
     assert small(learning_rate=learning_rate).lr_schedule(0.5) == pytest.approx(middle)
 
 
+class Memory(KVWriter):
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+
+    def write(self, key_values: dict[str, Any], key_excluded: Any, step: int = 0) -> None:
+        self.rows.append(dict(key_values))
+
+    def close(self) -> None:
+        pass
+
+
+def logged(n_timesteps: int, callback: Any = None, **kwargs: Any) -> list[dict[str, Any]]:
+    """What a run of rollouts of 5 steps logs."""
+    model, memory = small(replay_ratio=0), Memory()
+    model.set_logger(Logger(None, [memory]))
+    model.learn(n_timesteps, callback, **kwargs)
+    return memory.rows
+
+
+def steps_of(rows: list[dict[str, Any]]) -> list[int]:
+    return [row["time/total_timesteps"] for row in rows]
+
+
+def test_without_an_interval_short_runs_are_logged_twenty_times_and_early() -> None:
+    assert steps_of(logged(5 * 60)) == sorted({5, 50, *range(15, 301, 15)})  # early: the first and the tenth rollout
+    rows = logged(5 * 9)
+    assert steps_of(rows) == list(range(5, 46, 5))
+    assert all("train/q_loss" in row for row in rows)
+
+
+@pytest.mark.parametrize(("n_rollouts", "interval"), [(10, 1), (1000, 50), (1999, 99), (2000, 100), (10**6, 100)])
+def test_an_automatic_log_interval_is_at_most_that_of_stable_baselines(n_rollouts: int, interval: int) -> None:
+    model = small(make_vec_env("CartPole-v1", 2))
+    model._set_log_interval("auto", n_rollouts * 10)
+    assert model._log_interval == interval
+
+
+def test_a_run_is_logged_when_it_ends() -> None:
+    assert steps_of(logged(5 * 12, log_interval=100)) == [60]
+    assert steps_of(logged(5 * 12, lambda found, _: found["self"].num_timesteps < 32, log_interval=4)) == [20, 32]
+    assert steps_of(logged(5 * 12, log_interval=None)) == []
+
+
 def test_log_interval_counts_rollouts() -> None:
-    written: list[dict[str, Any]] = []
-
-    class Memory(KVWriter):
-        def write(self, key_values: dict[str, Any], key_excluded: Any, step: int = 0) -> None:
-            written.append(dict(key_values))
-
-        def close(self) -> None:
-            pass
-
-    model = small()
-    model.set_logger(Logger(None, [Memory()]))
-    model.learn(5 * 12, log_interval=4)
-    assert [row["time/total_timesteps"] for row in written] == [20, 40, 60]
+    written = logged(5 * 12, log_interval=4)
+    assert steps_of(written) == [20, 40, 60]
     names = [
         "policy_loss",
         "q_loss",
@@ -572,8 +611,66 @@ def test_a_wrong_argument_is_named_with_its_rule_and_value(arguments: dict[str, 
     ],
 )
 def test_dict_observations_need_a_multi_input_policy(policy: str, fitting: str) -> None:
-    with pytest.raises(ValueError, match=f"policy must be '{fitting}' for Dict observations, got '{policy}'"):
-        small(in_a_dict(), policy)
+    for given in (policy, ACER.policy_aliases[policy]):
+        with pytest.raises(ValueError, match=f"policy must be '{fitting}' for Dict observations, got '{policy}'"):
+            small(in_a_dict(), given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("policy", "fitting"), [("MultiInputPolicy", "MlpPolicy"), ("MultiInputLstmPolicy", "MlpLstmPolicy")]
+)
+def test_observations_that_are_no_dict_need_another_policy(policy: str, fitting: str) -> None:
+    with pytest.raises(ValueError, match=rf"policy must be '{fitting}' for Box\(.*, got '{policy}'"):
+        small("CartPole-v1", policy)
+    with pytest.raises(ValueError, match=f"policy must be '{fitting.replace('Mlp', 'Cnn')}' for Box"):
+        small(FakeImageEnv(), policy)
+    with pytest.raises(ValueError, match="policy must fit the observations, got CnnPolicy: You should use NatureCNN"):
+        small("CartPole-v1", "CnnPolicy")
+
+
+def test_images_in_place_of_vectors_warn() -> None:
+    with pytest.warns(UserWarning, match="MlpPolicy takes images for vectors: CnnPolicy has a network for images"):
+        small(FakeImageEnv())
+
+
+def test_a_loop_that_forgets_the_recurrent_state_warns_and_others_do_not(recwarn: pytest.WarningsRecorder) -> None:
+    model, observation = small("CartPole-v1", "MlpLstmPolicy"), np.zeros(4)
+    state = None
+    for step in range(3):
+        _, state = model.predict(observation, state)
+        model.predict(observation, episode_start=np.array([step == 0]))
+    small("CartPole-v1").predict(observation)
+    evaluate_policy(model, model.get_env(), 2, warn=False)  # type: ignore[arg-type]
+    assert not [warning for warning in recwarn if "predict" in str(warning.message)]
+    model.predict(observation)
+    with pytest.warns(UserWarning, match="predict was called twice without a state"):
+        model.predict(observation)
+
+
+def test_an_agent_without_an_environment_says_how_to_give_it_one(tmp_path: Path) -> None:
+    small().save(tmp_path / "agent")
+    with pytest.raises(ValueError, match=r"env must be given before learn, by ACER.load\(path, env\) or set_env"):
+        ACER.load(tmp_path / "agent").learn(10)
+
+
+def test_policies_and_agents_of_another_algorithm_are_refused(tmp_path: Path) -> None:
+    ppo = PPO("MlpPolicy", "CartPole-v1", n_steps=8, batch_size=8, device="cpu")
+    message = "policy must be one of MlpPolicy, .* or a subclass of ACERPolicy, not of another algorithm's, got <class"
+    with pytest.raises(ValueError, match=message):
+        small(policy=ppo.policy_class)  # type: ignore[arg-type]
+    ppo.save(tmp_path / "ppo")
+    with pytest.raises(ValueError, match=f"ppo could not be loaded: {message}"):
+        ACER.load(tmp_path / "ppo")
+
+
+@pytest.mark.parametrize("name", OTHER_NAMES)
+def test_a_name_of_another_algorithm_says_what_is_here_instead(name: str) -> None:
+    with pytest.raises(
+        TypeError, match=re.escape(f"ACER has no argument {name!r}; instead it has {OTHER_NAMES[name]}")
+    ):
+        small(**{name: 1})
+    named = re.findall(r"[a-z]+_[a-z_]+", OTHER_NAMES[name].split(":")[0].split("(")[0])
+    assert set(named) <= inspect.signature(ACER).parameters.keys()
 
 
 def in_a_dict() -> gym.Env[Any, Any]:
@@ -1186,6 +1283,35 @@ def test_a_compiled_features_extractor_learns_the_same(tmp_path: Path) -> None:
     assert th.equal(flat(model), flat(learn(compiled=False)))
     model.save(tmp_path / "compiled")
     assert th.equal(flat(ACER.load(tmp_path / "compiled")), flat(model))
+
+
+@pytest.mark.parametrize(
+    ("policy", "policy_kwargs", "optimizer"),
+    [
+        ("MlpPolicy", {}, RMSpropTFLike),
+        ("MlpLstmPolicy", {}, th.optim.Adam),
+        ("MlpGruPolicy", {}, th.optim.Adam),
+        ("MlpPolicy", {"recurrent_class": LSTM}, th.optim.Adam),
+        ("MlpLstmPolicy", {"optimizer_class": RMSpropTFLike}, RMSpropTFLike),
+    ],
+    ids=str,
+)
+def test_recurrent_policies_have_adam_unless_another_optimizer_is_named(
+    policy: str, policy_kwargs: dict[str, Any], optimizer: type[th.optim.Optimizer], tmp_path: Path
+) -> None:
+    model = small(short_episodes(), policy, policy_kwargs=policy_kwargs)
+    assert isinstance(model.policy.optimizer, optimizer)
+    model.save(tmp_path / "agent")
+    assert isinstance(ACER.load(tmp_path / "agent").policy.optimizer, optimizer)
+
+
+def test_a_recurrent_agent_that_was_saved_without_the_name_of_its_optimizer_keeps_rmsprop(tmp_path: Path) -> None:
+    model = small(short_episodes(), "MlpLstmPolicy", policy_kwargs={"optimizer_class": RMSpropTFLike}).learn(20)
+    del model.policy_kwargs["optimizer_class"]  # as all agents were saved before Adam became the default
+    model.save(tmp_path / "agent")
+    loaded = ACER.load(tmp_path / "agent", env=short_episodes())
+    assert isinstance(loaded.policy.optimizer, RMSpropTFLike)
+    loaded.learn(20)
 
 
 def reached(policy: str, env_class: type[gym.Env[Any, Any]], length: int, n_timesteps: int, **changes: Any) -> float:

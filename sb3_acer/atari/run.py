@@ -1,4 +1,4 @@
-"""``sb3-acer run-atari``: ACER on an Atari game, with the arguments and defaults of stable-baselines' run_atari."""
+"""``sb3-acer run-atari``: ACER on an Atari game, with the arguments of stable-baselines' run_atari."""
 
 import argparse
 import json
@@ -8,10 +8,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch as th
 from stable_baselines3.common.logger import Logger, make_output_format
 from stable_baselines3.common.monitor import ResultsWriter
-from stable_baselines3.common.utils import safe_mean
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_acer import ACER
@@ -68,11 +68,18 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--num-timesteps", type=whole, default=10_000_000, help="steps of all games together")
     parser.add_argument("--policy", choices=POLICIES, default="cnn", help="network of the policy")
     parser.add_argument("--lr_schedule", "--lr-schedule", choices=["constant", "linear"], default="constant")
-    parser.add_argument("--tuned", action="store_true", help="settings of acer.yml instead of stable-baselines'")
+    parser.add_argument(
+        "--stable-baselines", action="store_true", help="settings of stable-baselines instead of acer.yml's"
+    )
     parser.add_argument("--logdir", help="output folder (default: logs/run-atari/ENV_SEED)")
     parser.add_argument("--resume", action="store_true", help="continue from the output folder's newest checkpoint")
     parser.add_argument("--save-freq", type=whole, default=500_000, help="environment steps between checkpoints")
-    parser.add_argument("--log-interval", type=whole, default=100, help="rollouts between logs")
+    parser.add_argument(
+        "--log-interval",
+        type=lambda text: text if text == "auto" else whole(text),
+        default="auto",
+        help="rollouts between logs; auto: the first, the tenth, and every 100th, or 20 logs of a short run",
+    )
     parser.add_argument("--n-envs", type=whole, default=16, help="games played in parallel")
     parser.add_argument("--buffer-size", type=whole, default=5000, help="steps of each game that are stored")
     parser.add_argument("--device", default="auto", help="device of the networks")
@@ -98,7 +105,7 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, Path]:
     """
     parser = make_parser()
     options = parser.parse_args(arguments)
-    if options.tuned:
+    if not options.stable_baselines:
         parser.set_defaults(**{name: value for name, value in tuned().items() if hasattr(options, name)})
         options = parser.parse_args(arguments)
     folder = Path(options.logdir or f"logs/run-atari/{options.env.replace('/', '-')}_{options.seed}")
@@ -117,7 +124,7 @@ def make_agent(options: argparse.Namespace, env: VecEnv) -> ACER:
     """
     :return: a new agent. ``learn`` turns it into that of a checkpoint
     """
-    settings = tuned() if options.tuned else {}
+    settings = {} if options.stable_baselines else tuned()
     return ACER(
         POLICIES[options.policy],
         env,
@@ -155,6 +162,7 @@ def main(arguments: list[str]) -> None:
             options.num_timesteps,
             run,
             options.log_interval,
+            progress_bar=sys.stdout.isatty() and all(find_spec(name) for name in ("tqdm", "rich")),
             checkpoint=folder,
             checkpoint_freq=options.save_freq,
         )
@@ -162,7 +170,7 @@ def main(arguments: list[str]) -> None:
     model.save(folder / "agent.zip")
     env.close()
     scores = [episode["r"] for episode in model.ep_info_buffer or []]
-    print(f"{model.num_timesteps} steps, {rate:.0f} a second; mean score of the last {len(scores)} games: ", end="")
-    print(f"{safe_mean(scores):.2f}\nAgent: {folder / 'agent.zip'}")
+    score = f"mean score of the last {len(scores)} games: {np.mean(scores):.2f}" if scores else "no game has ended yet"
+    print(f"{model.num_timesteps} steps, {rate:.0f} a second; {score}\nAgent: {folder / 'agent.zip'}")
     if run.stopped_by:
         sys.exit(128 + run.stopped_by)

@@ -23,6 +23,7 @@ import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.base_class import maybe_make_env
 from stable_baselines3.common.preprocessing import is_image_space
+from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize, VecTransposeImage, unwrap_vec_normalize
 from torch import nn
@@ -122,7 +123,8 @@ def load_stable_baselines(
     if saved.left_out:
         warnings.warn(f"{path}: left out {listed(saved.left_out)}", stacklevel=2)
     policy, fitting_kwargs = make_policy_kwargs(saved.network, saved.activation_fn)
-    arguments = {**saved.arguments, **kwargs, "policy_kwargs": {**fitting_kwargs, **policy_kwargs}}
+    policy_kwargs = {"optimizer_class": RMSpropTFLike, **fitting_kwargs, **policy_kwargs}  # as stable-baselines' LSTMs
+    arguments = {**saved.arguments, **kwargs, "policy_kwargs": policy_kwargs}
     space = saved.observation_space
     space = VecTransposeImage.transpose_space(space) if is_transposed(space) else space  # type: ignore[arg-type]
     if env is not None:

@@ -4,7 +4,7 @@ import importlib
 import inspect
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch as th
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
@@ -144,7 +144,10 @@ def nearest_trial(hyperparams: dict[str, Any], n_envs: int) -> dict[str, Any]:
     :return: ``params`` of a trial
     """
     values = defaults_of(ACER) | hyperparams | {"n_envs": n_envs}
-    options = defaults_of(ACERPolicy) | (values["policy_kwargs"] or {})
+    given = values["policy_kwargs"] or {}
+    policy_class = ACER.policy_aliases.get(values.get("policy", ""), ACERPolicy)
+    optimizer = cast(type[ACERPolicy], policy_class).default_optimizer(given)
+    options = defaults_of(ACERPolicy) | {"optimizer_class": optimizer} | given
     learning_rate = values["learning_rate"]
     layers = options["net_arch"] or NET_ARCHS["small"]
     values |= {

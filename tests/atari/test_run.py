@@ -58,7 +58,7 @@ def checkpoints(folder: Path) -> set[int]:
     return {int(path.name.split("_")[2]) for path in folder.glob("checkpoint_*_steps")}
 
 
-def test_the_defaults_are_those_of_stable_baselines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_stable_baselines_own_settings_are_its_defaults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     options = make_parser().parse_args([])
     assert (options.env, options.seed, options.num_timesteps) == ("BreakoutNoFrameskip-v4", 0, 10**7)
     assert (options.policy, options.lr_schedule, options.n_envs, options.buffer_size) == ("cnn", "constant", 16, 5000)
@@ -69,7 +69,7 @@ def test_the_defaults_are_those_of_stable_baselines(monkeypatch: pytest.MonkeyPa
         return model
 
     monkeypatch.setattr(ACER, "learn", learn)
-    run(tmp_path, "--n-envs", "1", "--buffer-size", "5000")
+    run(tmp_path, "--stable-baselines", "--n-envs", "1", "--buffer-size", "5000")
     model, plain = models[0], ACER("MlpPolicy", "CartPole-v1", lr_schedule="constant", seed=0)
     assert isinstance(model.get_env(), AtariVecEnv)
     for name in ("gamma", "n_steps", "q_coef", "ent_coef", "max_grad_norm", "learning_rate", "lr_schedule_name"):
@@ -78,8 +78,8 @@ def test_the_defaults_are_those_of_stable_baselines(monkeypatch: pytest.MonkeyPa
         assert getattr(model, name) == getattr(plain, name)
 
 
-def test_tuned_settings_are_those_of_the_zoos_entry(tmp_path: Path) -> None:
-    run(tmp_path, "--tuned", "--buffer-size", "50")
+def test_the_settings_are_those_of_the_zoos_entry(tmp_path: Path) -> None:
+    run(tmp_path, "--buffer-size", "50")
     agent = ACER.load(tmp_path / "agent.zip")
     entry = hyperparams["atari"]
     for name in ("n_steps", "learning_rate", "q_coef", "ent_coef"):
@@ -173,6 +173,16 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(monkeypatch: pytest.Mon
     assert parts.num_timesteps == whole.num_timesteps == 160
     for name, value in whole.average_policy.state_dict().items():
         th.testing.assert_close(parts.average_policy.state_dict()[name], value, rtol=0, atol=0)
+
+
+def test_a_run_prints_progress_from_the_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    games = ("--env=PongNoFrameskip-v4", "--n-envs=2", "--buffer-size=60", "--device=cpu")
+    main([*games, "--num-timesteps=32", "--logdir", str(tmp_path)])  # two rollouts, shorter than any game
+    printed = capsys.readouterr().out
+    assert printed.count("total_timesteps") == 2
+    assert "32 steps, " in printed
+    assert "no game has ended yet" in printed
+    assert "nan" not in printed
 
 
 def test_what_cannot_be_run_ends_with_one_line(tmp_path: Path) -> None:

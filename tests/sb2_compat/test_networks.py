@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import spaces
+from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 
 from sb3_acer import ACER
 from sb3_acer.sb2_compat.migration import MigrationError, load_stable_baselines
@@ -130,4 +131,6 @@ def test_shapes_that_fit_several_networks_are_not_guessed_at(tmp_path: Path) -> 
 def test_a_migrated_agent_is_saved_and_loaded_as_any_other(tmp_path: Path, policy: str, net_arch: list[Any]) -> None:
     graph = built(Graph(policy, N_ACTIONS, net_arch), VECTOR)
     load(write(tmp_path, "zip", graph, VECTOR, {"net_arch": net_arch})).save(tmp_path / "new.zip")
-    assert_same_policy(ACER.load(tmp_path / "new.zip", device="cpu"), graph, VECTOR)
+    model = ACER.load(tmp_path / "new.zip", device="cpu")
+    assert_same_policy(model, graph, VECTOR)
+    assert isinstance(model.policy.optimizer, RMSpropTFLike)  # also of an LSTM

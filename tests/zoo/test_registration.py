@@ -108,6 +108,7 @@ def test_the_trial_nearest_to_the_defaults_is_within_the_ranges_and_leaves_out_w
     params = nearest_trial({}, n_envs=4)
     assert (params["n_steps_pow"], params["batch_size_pow"], params["buffer_size_pow"]) == (4, 2, 12)  # of 20, 4, 5000
     assert (params["net_arch"], params["activation_fn"], params["optimizer"]) == ("small", "tanh", "rmsprop")
+    assert nearest_trial({"policy": "MlpLstmPolicy"}, n_envs=4)["optimizer"] == "adam"
     assert nearest_trial({"ent_coef": 0.0, "replay_ratio": 100}, 1) == params | {
         "ent_coef": 1e-5,
         "replay_ratio": 32,
