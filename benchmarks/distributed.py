@@ -112,6 +112,7 @@ def main() -> None:
         counts = on_ranks(short_run, 4, number)
         expected = 640 if number % 2 else 960
         ended += counts == [expected] * 4
+        print(f"run {number}: {counts}", flush=True)
     print(f"4 ranks x 4 environments: {ended} of {options.endings} runs to the end")
 
 
