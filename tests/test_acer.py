@@ -665,10 +665,10 @@ def test_policies_and_agents_of_another_algorithm_are_refused(tmp_path: Path) ->
 
 @pytest.mark.parametrize("name", OTHER_NAMES)
 def test_a_name_of_another_algorithm_says_what_is_here_instead(name: str) -> None:
-    with pytest.raises(
-        TypeError, match=re.escape(f"ACER has no argument {name!r}; instead it has {OTHER_NAMES[name]}")
-    ):
-        small(**{name: 1})  # type: ignore[arg-type]
+    other: dict[str, Any] = {name: 1}
+    message = f"ACER has no argument {name!r}; instead it has {OTHER_NAMES[name]}"
+    with pytest.raises(TypeError, match=re.escape(message)):
+        small(**other)
     named = re.findall(r"[a-z]+_[a-z_]+", OTHER_NAMES[name].split(":")[0].split("(")[0])
     assert set(named) <= inspect.signature(ACER).parameters.keys()
 
