@@ -223,7 +223,7 @@ def test_a_number_of_frames_that_does_not_divide_the_channels_is_an_error() -> N
     space = spaces.Box(0, 255, (4, 36, 36), np.uint8)
     with pytest.raises(ValueError, match=r"frame_stack must divide the 4 channels of .*, got 3"):
         SequenceReplayBuffer(10, space, ACTIONS, frame_stack=3)
-    with pytest.raises(ValueError, match="frame_stack must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="frame_stack must be an integer of at least 1, got 0"):
         SequenceReplayBuffer(10, space, ACTIONS, frame_stack=0)
 
 
