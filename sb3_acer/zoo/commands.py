@@ -27,11 +27,13 @@ import rl_zoo3.train
 import rl_zoo3.utils
 from rl_zoo3.utils import ALGOS, create_test_env, get_model_path
 from stable_baselines3.common import callbacks
+from stable_baselines3.common.monitor import load_results
 
 from sb3_acer.distributed import RankError, from_first, rank, torchrun_group
 from sb3_acer.zoo.display import draw_offscreen, ffmpeg_on_path, figures_saved, watchable_env
 from sb3_acer.zoo.experiment import ARGUMENTS, LOG_FOLDER, Experiment, command, run_to_resume
 from sb3_acer.zoo.masking import Algorithms, evaluate_policy
+from sb3_acer.zoo.mistakes import in_one_line
 from sb3_acer.zoo.registration import register
 from sb3_acer.zoo.study import open_storage, whole_path
 
@@ -69,10 +71,8 @@ def find_agent(exp_id: int, folder: str, algo: str, env_name: Any, *which: Any) 
 def run_zoo(name: str, script: Callable[[], object], defaults: list[str], arguments: list[str]) -> None:
     """Run a script of the zoo. ``defaults`` come first, since argparse keeps the last value of an option."""
     sys.argv = [f"sb3-acer {name}", *defaults, *arguments]
-    try:
+    with in_one_line(name):
         script()
-    except FileNotFoundError as error:
-        sys.exit(f"sb3-acer {name}: {error}")
 
 
 def run_module(name: str, defaults: list[str], arguments: list[str]) -> None:
@@ -150,10 +150,15 @@ def experiment_of(arguments: list[str]) -> tuple[str, str, str]:
 
 
 def run_training(name: str, arguments: list[str], n_runs: int = 1) -> None:
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--eval-freq")
+    eval_freq = parser.parse_known_args(arguments)[0].eval_freq
     algo = experiment_of(arguments)[0]
     defaults = ["--algo", "acer", "-conf", str(HYPERPARAMS)] if algo == "acer" else []
+    if name == "train" and sys.stdout.isatty():
+        defaults.append("--progress")
     with (
-        patch.object(Experiment, "n_runs", n_runs),
+        patch.multiple(Experiment, n_runs=n_runs, evaluates_often=eval_freq is None),
         patch.object(rl_zoo3.train, "ExperimentManager", Experiment),
         patch.object(callbacks, "evaluate_policy", evaluate_policy),
     ):
@@ -190,21 +195,24 @@ def tune(arguments: list[str]) -> None:
     parser.add_argument("--study-name")
     parser.add_argument("--seed")  # not repeated: a worker with the same seed would draw the same trials
     options, others = parser.parse_known_args(arguments)
+    length_parser = argparse.ArgumentParser(add_help=False)
+    length_parser.add_argument("-n", "--n-timesteps")
+    for_training = length_parser.parse_known_args(others)[1]  # a trial is shorter than a training run
     env_name = options.env.replace("/", "-")
     storage = whole_path(options.storage or f"{options.log_folder}/{options.algo}/{env_name}.log")
     study_name = options.study_name or f"{options.algo}-{env_name}"
     study = ["--storage", storage, "--study-name", study_name]
 
-    def command_line(name: str, *more: str) -> str:
+    def command_line(name: str, given: list[str], *more: str) -> str:
         start = command(name, options.algo, options.env, options.log_folder)
-        return f"{start} {shlex.join([*others, *study, *more])}"
+        return f"{start} {shlex.join([*given, *study, *more])}"
 
     if not asks_for_help(arguments):
         repeated = ["--n-runs", str(runs.n_runs)] if runs.n_runs > 1 else []
-        print(f"To add a worker, here or on another machine: {command_line('tune', *repeated)}", flush=True)
+        print(f"To add a worker, here or on another machine: {command_line('tune', others, *repeated)}", flush=True)
     run_training("tune", [*SEARCH, *arguments, *study], runs.n_runs)
     best = optuna.load_study(storage=open_storage(storage), study_name=study_name).best_trial.number
-    print(f"To train with the best trial: {command_line('train', '--trial-id', str(best))}")
+    print(f"To train with the best trial: {command_line('train', for_training, '--trial-id', str(best))}")
 
 
 def enjoy(arguments: list[str]) -> None:
@@ -219,7 +227,24 @@ def plot_train(arguments: list[str]) -> None:
     """plot the reward, length or success rate of the training episodes"""
     from rl_zoo3.plots import plot_train
 
-    plot("plot-train", plot_train, SAVED_LOGS, arguments)
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("-a", "--algo")
+    parser.add_argument("-e", "--env", nargs="+")
+    parser.add_argument("-f", "--exp-folder")
+    options = parser.parse_known_args([*SAVED_LOGS, *arguments])[0]
+    window = fitting_window(Path(options.exp_folder, options.algo), options.env)
+    plot("plot-train", plot_train, [*SAVED_LOGS, "-w", str(window)], arguments)
+
+
+def fitting_window(folder: Path, env_ids: Sequence[str]) -> int:
+    """
+    :param folder: of an algorithm's runs
+    :param env_ids: the environments to plot
+    :return: number of episodes for a running mean that shows the course of the shortest run: a tenth, at most 100
+    """
+    runs = [run for run in folder.glob("*") if any(env_id in run.name for env_id in env_ids)]
+    episodes = [load_results(str(run)) for run in runs if any(run.glob("*.monitor.csv"))]
+    return min(max(min(map(len, episodes), default=0) // 10, 5), 100)
 
 
 def all_plots(arguments: list[str]) -> None:
@@ -304,6 +329,8 @@ def main(arguments: list[str]) -> int:
     name, *rest = arguments
     if asks_for_help(rest):
         print("\n".join(description(name)), end="\n\n")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # for --gym-packages, as python -m has it
     register()
     try:
         COMMANDS[name](rest)

@@ -31,7 +31,7 @@ from sb3_acer.checkpoint import find_checkpoint
 from sb3_acer.resuming import StopOnSignal
 from sb3_acer.storage import replacing
 from sb3_acer.zoo.masking import evaluate_policy
-from sb3_acer.zoo.registration import N_ENVS_RANGE, nearest_trial, sample_acer_params, suggest
+from sb3_acer.zoo.registration import N_ENVS_RANGE, entry_of, nearest_trial, sample_acer_params, suggest
 from sb3_acer.zoo.study import begin_study, open_storage
 
 CHECKPOINTS, ARGUMENTS = "checkpoints", "arguments.json"  # in the folder of a run
@@ -67,6 +67,8 @@ class Experiment(ExperimentManager):
 
     n_runs = 1
     """training runs of a trial, whose value is their mean"""
+    evaluates_often = True
+    """whether evaluations are made ten times in a run, if that is more often than ``eval_freq`` says"""
     checkpoint_freq: int | None = None
     """steps between two checkpoints; None for no checkpoints"""
     arguments: Sequence[str] = ()
@@ -86,6 +88,8 @@ class Experiment(ExperimentManager):
         self.params_path = f"{self.save_path}/{self.env_name}"
 
     def create_callbacks(self) -> None:
+        if self.evaluates_often:
+            self.eval_freq = min(self.eval_freq, max(int(self.n_timesteps) // 10, 1))
         """The zoo's callbacks evaluate, save and print. They are called once for ``n_envs`` steps of each rank."""
         if distributed.rank() == 0:
             n_envs = self.n_envs
@@ -168,10 +172,18 @@ class Experiment(ExperimentManager):
                 begin_study(storage, self.study_name, nearest_trial(self._hyperparams, self.n_envs))
             create = partial(_create_study, storage)
         try:
-            with patch.object(optuna, "create_study", create):
+            with (
+                patch.object(optuna, "create_study", create),
+                patch.object(exp_manager, "print", without_params, create=True),
+            ):
                 super().hyperparameters_optimization()
         except ValueError as error:
             sys.exit(f"No best trial: {error}")
+        if self.storage and self.algo == "acer":
+            study = optuna.load_study(storage=open_storage(self.storage), study_name=self.study_name)
+            hyperparams, _ = self.read_hyperparameters()
+            entry = entry_of(self.env_name.gym_id, hyperparams, study.best_trial.params)
+            print(f"Its settings, as an entry for a file of -conf:\n\n{entry}")
 
     def save_trained_model(self, model: BaseAlgorithm) -> None:
         if distributed.rank() > 0:
@@ -184,7 +196,9 @@ class Experiment(ExperimentManager):
         self.draw_learning_curve()
         if self.eval_freq > 0:  # otherwise the user has asked for no evaluation
             self.evaluate(model, agent)
-        print(f"To watch the agent: {command('enjoy', self.algo, self.env_name.gym_id, self.log_folder)}")
+        own = [f" --gym-packages {' '.join(self.args.gym_packages)}"] if getattr(self.args, "gym_packages", []) else []
+        watch = command("enjoy", self.algo, self.env_name.gym_id, self.log_folder)
+        print("".join([f"To watch the agent: {watch}", *own]))
 
     def evaluate(self, model: BaseAlgorithm, agent: str) -> None:
         kind = "deterministic" if self.deterministic_eval else "stochastic"
@@ -212,6 +226,12 @@ class Experiment(ExperimentManager):
 def _create_study(opened: BaseStorage, **kwargs: Any) -> optuna.Study:
     """``optuna.create_study`` in a storage that is open."""
     return create_study(**{**kwargs, "storage": opened})
+
+
+def without_params(*values: Any, **kwargs: Any) -> None:
+    """The zoo's print of the best trial, without the tuner's own parameters such as ``one_minus_alpha``."""
+    if not str(values[0]).startswith(("    ", "Params", "User Attributes")):
+        print(*values, **kwargs)
 
 
 def learning_curve(steps: np.ndarray, rewards: np.ndarray, title: str) -> Figure:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import torch as th
+import yaml
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import BaseTrial
 from rl_zoo3.hyperparams_opt import HYPERPARAMS_CONVERTER, HYPERPARAMS_SAMPLER
@@ -176,6 +177,31 @@ def nearest_trial(hyperparams: dict[str, Any], n_envs: int) -> dict[str, Any]:
             nearest = min(max(value, allowed.low), allowed.high)
             params[name] = round(nearest) if isinstance(allowed, IntDistribution) else nearest
     return params
+
+
+def entry_of(env_id: str, hyperparams: dict[str, Any], params: dict[str, Any]) -> str:
+    """
+    :param env_id: id of the environment
+    :param hyperparams: of its present entry, as read from the file
+    :param params: of a trial
+    :return: an entry of a file of hyperparameters, in YAML, with the trial's settings in place of the present ones;
+        numbers are rounded to four digits
+    """
+    settings = convert_acer_params(params)
+    settings["policy_kwargs"] = code_of(settings["policy_kwargs"])
+    rounded = {key: float(f"{value:.4g}") if isinstance(value, float) else value for key, value in settings.items()}
+    text: str = yaml.safe_dump({env_id: {**hyperparams, **rounded}}, sort_keys=False, width=1000)
+    return text
+
+
+def code_of(value: Any) -> str:
+    """A value as the zoo evaluates it: policy_kwargs of an entry are a line of Python."""
+    if isinstance(value, dict):
+        return f"dict({', '.join(f'{key}={code_of(part)}' for key, part in value.items())})"
+    if isinstance(value, type):
+        prefix = "nn." if issubclass(value, th.nn.Module) else "th.optim." if value is th.optim.Adam else ""
+        return f"{prefix}{value.__name__}"
+    return repr(round(value, 4) if isinstance(value, float) else value)
 
 
 def defaults_of(function: Callable[..., Any]) -> dict[str, Any]:

@@ -102,6 +102,21 @@ def test_train_alone_shows_a_progress_bar() -> None:
     assert "--progress" in commands.FIRST_RUN
 
 
+def test_train_shows_a_progress_bar_where_the_output_is_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    for is_terminal in (True, False):
+        monkeypatch.setattr(sys.stdout, "isatty", lambda shown=is_terminal: shown)
+        assert ("--progress" in arguments_of_train("--env", "Acrobot-v1")) is is_terminal
+
+
+def test_a_running_mean_is_over_a_tenth_of_the_shortest_run(tmp_path: Path) -> None:
+    for name, n_episodes in (("A-v0_1", 400), ("A-v0_2", 200), ("B-v0_1", 20), ("C-v0_1", 5000), ("D-v0_1", 0)):
+        (tmp_path / name).mkdir()
+        rows = "".join(f"1.0,5,{index}\n" for index in range(n_episodes))
+        (tmp_path / name / "0.monitor.csv").write_text(f'#{{"t_start": 0.0}}\nr,l,t\n{rows}')
+    windows = [commands.fitting_window(tmp_path, [env_id]) for env_id in ("A-v0", "B-v0", "C-v0", "D-v0", "E-v0")]
+    assert windows == [20, 5, 100, 5, 5]
+
+
 def arguments_of_tune(*arguments: str) -> list[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(experiment, "open_storage", lambda storage: None)
@@ -111,7 +126,7 @@ def arguments_of_tune(*arguments: str) -> list[str]:
 
 
 def test_tune_is_train_with_a_search_and_a_place_for_it(shell: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given = ["--env", "Pendulum-v1", "-f", "here", "--seed", "1", "-params", "normalize:True"]
+    given = ["--env", "Pendulum-v1", "-f", "here", "--seed", "1", "-n", "500", "-params", "normalize:True"]
     study = ["--storage", f"{shell}/here/acer/Pendulum-v1.log", "--study-name", "acer-Pendulum-v1"]
     assert arguments_of_tune(*given) == [
         "--algo",
@@ -123,11 +138,11 @@ def test_tune_is_train_with_a_search_and_a_place_for_it(shell: Path, capsys: pyt
         *study,
     ]
     # A worker with the same seed would draw the same trials.
-    more = f"--env Pendulum-v1 -f here -params normalize:True {shlex.join(study)}"
+    more = f"-params normalize:True {shlex.join(study)}"
     printed = capsys.readouterr().out.splitlines()
     assert printed == [
-        f"To add a worker, here or on another machine: sb3-acer tune {more}",
-        f"To train with the best trial: sb3-acer train {more} --trial-id 5",
+        f"To add a worker, here or on another machine: sb3-acer tune --env Pendulum-v1 -f here -n 500 {more}",
+        f"To train with the best trial: sb3-acer train --env Pendulum-v1 -f here {more} --trial-id 5",
     ]
 
 

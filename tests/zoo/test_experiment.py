@@ -49,8 +49,12 @@ def test_train_leaves_what_the_zoos_own_script_leaves_and_the_picture(trained: t
         "CartPole-v1/vecnormalize.pkl",
         "0.monitor.csv",
         "1.monitor.csv",
+        "best_model.zip",
+        "evaluations.npz",
         "learning_curve.png",
     }
+    with np.load(run / "evaluations.npz") as evaluations:  # ten in a run, whatever its length
+        assert evaluations["timesteps"].tolist() == list(range(60, 601, 60))
     arguments = yaml.unsafe_load((run / "CartPole-v1/args.yml").read_text())
     arguments = dict(arguments)
     assert (arguments["algo"], arguments["n_timesteps"], arguments["seed"]) == ("acer", 600, 1)
@@ -165,6 +169,9 @@ def test_an_agent_can_be_trained_with_any_trial_of_a_search(shell: Path) -> None
     assert len(list(shell.glob("logs/acer/report_*.csv"))) == 1
     assert "Agent:" not in printed
     *_, last = printed.splitlines()
+    assert "one_minus" not in printed
+    entry = printed.split("as an entry for a file of -conf:\n")[1].split("To train with")[0]
+    (shell / "mine.yml").write_text(entry)
     best = max(trials, key=lambda trial: trial.value or 0).number
     assert last.startswith("To train with the best trial: sb3-acer train ")
     assert last.endswith(f" --trial-id {best}")

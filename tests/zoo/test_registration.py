@@ -14,12 +14,15 @@ import rl_zoo3.exp_manager
 import rl_zoo3.hyperparams_opt
 import rl_zoo3.train
 import rl_zoo3.utils
+import torch as th
+import yaml
 from rl_zoo3.exp_manager import ExperimentManager
+from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 
 from sb3_acer import ACER
 from sb3_acer.hyperparams import old_zoo
 from sb3_acer.zoo import commands, registration
-from sb3_acer.zoo.registration import convert_acer_params, nearest_trial, sample_acer_params
+from sb3_acer.zoo.registration import convert_acer_params, entry_of, nearest_trial, sample_acer_params
 from tests.zoo.conftest import HYPERPARAMS
 
 # Environments for the entries that are not named after one.
@@ -121,6 +124,24 @@ def test_the_trial_nearest_to_the_defaults_is_within_the_ranges_and_leaves_out_w
         "ent_schedule",
         "net_arch",
     }
+
+
+def rounded(settings: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: pytest.approx(value, 1e-3, 1e-4) if isinstance(value, float) else value for key, value in settings.items()
+    }
+
+
+@pytest.mark.parametrize("policy", ["MlpPolicy", "MlpLstmPolicy"])
+def test_an_entry_has_the_settings_of_its_trial(policy: str) -> None:
+    for seed in range(5):
+        asked = new_study(seed, policy).ask()
+        drawn = sample_acer_params(asked, 2, 4, {})
+        before = {"policy": policy, "n_timesteps": 1e5, "normalize": True, "gamma": 0.5, "n_envs": 4}
+        entry = yaml.safe_load(entry_of("Mine-v0", before, asked.params))["Mine-v0"]
+        networks = eval(entry.pop("policy_kwargs"), {"nn": th.nn, "th": th, "RMSpropTFLike": RMSpropTFLike})
+        assert networks == rounded(drawn.pop("policy_kwargs"))
+        assert entry == before | rounded(drawn)
 
 
 def test_memory_and_noise_are_drawn_where_there_is_any() -> None:

@@ -1,0 +1,79 @@
+"""What a user has mistyped or not installed, said in one line in place of the traceback of a library."""
+
+import re
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from difflib import get_close_matches
+from importlib.util import find_spec
+from pathlib import Path
+
+import gymnasium as gym
+import rl_zoo3
+import stable_baselines3
+import torch
+
+import sb3_acer
+from sb3_acer.extras import how_to_install
+
+MISTAKES = (ValueError, TypeError, AssertionError, NameError, SyntaxError, ImportError, OSError, gym.error.Error)
+LIBRARIES = tuple(
+    str(Path(str(module.__file__)).parent) for module in (gym, rl_zoo3, stable_baselines3, torch, sb3_acer)
+)
+TEXT_OF_AN_ARGUMENT = "<string>"
+EXTRAS = {"box2d": "box2d", "mujoco": "mujoco", "classic_control": "zoo", "classic-control": "zoo", "atari": "atari"}
+
+
+@contextmanager
+def in_one_line(command: str) -> Iterator[None]:
+    """
+    Exit with one line where a library refuses what the user gave. The traceback is kept of errors in the user's own
+    code, and of those in training, which are no mistakes of the command line.
+
+    :param command: of sb3-acer
+    """
+    try:
+        yield
+    except MISTAKES as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        of_library = frames[-1].filename.startswith((*LIBRARIES, "<frozen importlib", TEXT_OF_AN_ARGUMENT))
+        if not of_library or any(frame.name in ("learn", "objective") for frame in frames):
+            raise
+        sys.exit(f"sb3-acer {command}: {explained(error, frames[-1].filename == TEXT_OF_AN_ARGUMENT)}")
+
+
+def explained(error: Exception, in_argument: bool = False) -> str:
+    """
+    :param error: of a library
+    :param in_argument: whether it is of an argument's text, which the zoo evaluates
+    :return: what was wrong, and what to type
+    """
+    text = str(error) or type(error).__name__
+    if in_argument:
+        return f"hyperparameters and the like must be KEY:VALUE with values of Python, strings in quotes: {text}"
+    if isinstance(error, gym.error.DependencyNotInstalled):
+        named = re.search(r"gymnasium\[([\w-]+)\]", text)
+        extra = EXTRAS.get(named[1]) if named else None
+        return text if extra is None else f"{text.split(',')[0].rstrip('.')}: {how_to_install(extra)}"
+    unknown = re.match(r"(\S+) not found in gym registry", text)
+    if unknown:
+        return unknown_environment(unknown[1])
+    if isinstance(error, ModuleNotFoundError):
+        return f"{text}. --gym-packages must name modules in this folder, or installed ones"
+    return text
+
+
+def unknown_environment(env_id: str) -> str:
+    """
+    :param env_id: an id that no environment is registered under
+    :return: what is wrong with it, and what to type
+    """
+    if re.search(r"NoFrameskip-|Deterministic-|^ALE/", env_id) and find_spec("ale_py") is None:
+        return f"{env_id} needs ale-py: {how_to_install('atari')}"
+    near = get_close_matches(env_id, gym.envs.registry.keys(), n=1)
+    return (
+        f"--env must be the id of a registered environment, got {env_id!r}"
+        f"{f', near to {near[0]!r}' if near else ''}. One of your own is registered by a module that --gym-packages "
+        f"names: --env {env_id} --gym-packages MODULE"
+    )

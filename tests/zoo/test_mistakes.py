@@ -1,0 +1,116 @@
+"""A user's mistake at the command line is one line that says what to type."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import gymnasium as gym
+import pytest
+
+from sb3_acer.extras import how_to_install
+from sb3_acer.zoo import mistakes
+from sb3_acer.zoo.mistakes import explained, in_one_line, unknown_environment
+from tests.zoo.conftest import sb3_acer
+
+KNOBS = """
+import gymnasium as gym
+
+class Knobs(gym.Env):
+    observation_space, action_space = gym.spaces.Box(-1, 1, (3,)), gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        return self.observation_space.sample(), float(action), self.np_random.random() < 0.2, False, {}
+
+class Broken(Knobs):
+    def reset(self, *, seed=None, options=None):
+        raise ValueError("a bug of mine")
+
+gym.register("Knobs-v0", Knobs)
+gym.register("Broken-v0", Broken)
+"""
+
+
+@pytest.fixture
+def knobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with a module that registers environments."""
+    (tmp_path / "knobs.py").write_text(KNOBS)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "knobs", raising=False)
+    yield tmp_path
+    for env_id in ("Knobs-v0", "Broken-v0"):
+        gym.envs.registry.pop(env_id, None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--env", "CartPol-v1"],
+            "--env must be the id of a registered environment, got 'CartPol-v1', near to 'CartPole-v1'",
+        ),
+        (["--env", "Mine-v9"], "--gym-packages names: --env Mine-v9 --gym-packages MODULE"),
+        (
+            ["--env", "Mine-v9", "--gym-packages", "nowhere"],
+            "No module named 'nowhere'. --gym-packages must name modules in",
+        ),
+        (
+            ["-params", "n_steps:abc"],
+            "must be KEY:VALUE with values of Python, strings in quotes: name 'abc' is not def",
+        ),
+        (["-params", "n_steps:-1"], "n_steps must be an integer of at least 1, got -1"),
+        (["-params", "learning_starts:5"], "ACER has no argument 'learning_starts'; instead it has replay_start"),
+        (["-conf", "none.yml"], "No such file or directory: 'none.yml'"),
+        (["--trained-agent", "none.zip"], "The trained_agent must be a valid path to a .zip file"),
+    ],
+)
+def test_a_mistake_ends_with_one_line(arguments: list[str], message: str, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        sb3_acer("train", *arguments, cwd=tmp_path)
+    assert str(exit_info.value.code).startswith("sb3-acer train: ")
+    assert message in str(exit_info.value.code)
+
+
+def test_an_environment_of_ones_own_is_registered_by_a_module_of_the_folder(knobs: Path) -> None:
+    packages = ("--gym-packages", "knobs")
+    printed = sb3_acer("train", "--env", "Knobs-v0", *packages, "-n", "64", "--eval-freq", "-1", cwd=knobs)
+    assert "To watch the agent: sb3-acer enjoy --env Knobs-v0 --gym-packages knobs" in printed
+    with pytest.raises(ValueError, match="a bug of mine"):  # with its traceback
+        sb3_acer("train", "--env", "Broken-v0", *packages, "-n", "64", cwd=knobs)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "module", "extra"),
+    [("LunarLander-v3", "Box2D", "box2d"), ("HalfCheetah-v5", "mujoco", "mujoco")],
+)
+def test_a_missing_dependency_of_an_environment_is_named_with_its_extra(
+    env_id: str, module: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] == module or "gymnasium.envs." + extra in name]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(gym.error.DependencyNotInstalled) as raised:
+        gym.make(env_id)
+    message = explained(raised.value)
+    assert message.lower() == f"{module} is not installed: {how_to_install(extra)}".lower()
+
+
+def test_a_game_without_ale_py_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mistakes, "find_spec", lambda name: None)
+    for env_id in ("PongNoFrameskip-v4", "ALE/Pong-v5"):
+        assert unknown_environment(env_id) == f"{env_id} needs ale-py: {how_to_install('atari')}"
+
+
+def test_errors_of_training_and_of_ones_own_code_keep_their_traceback() -> None:
+    def learn() -> None:
+        gym.make("Nowhere-v0")
+
+    with pytest.raises(gym.error.Error), in_one_line("train"):
+        learn()
+    with pytest.raises(ValueError, match="mine"), in_one_line("train"):
+        raise ValueError("mine")
+    with pytest.raises(SystemExit, match="sb3-acer train: Environment `Nowhere` doesn't exist"), in_one_line("train"):
+        gym.make("Nowhere-v0")
