@@ -77,7 +77,7 @@ def programs(n_runs: int, steps: int) -> list[Measurement]:
             "ACER": make(ACER, name, n_envs, wrapper, policy, **shared),
         }
         learns = {
-            algorithm: lambda model=model: model.learn(steps, reset_num_timesteps=False)
+            algorithm: lambda model=model: model.learn(steps, log_interval=100, reset_num_timesteps=False)
             for algorithm, model in models.items()
         }
         found = interleaved(learns, n_runs)
@@ -94,7 +94,7 @@ def programs(n_runs: int, steps: int) -> list[Measurement]:
 def time_shares(model: ACER, steps: int) -> dict[str, float]:
     """Shares of the processor time of `steps` steps; the rest is SB3's loop, callbacks and logs."""
     parts: dict[str, list[tuple[Any, str]]] = {
-        "environment": [(model.env, "step")],
+        "environment": [(model.env, "step_async"), (model.env, "step_wait")],
         "acting": [(model, "_sample_action")],
         "storing": [(model, "_store_transition")],
         "sampling": [(model.replay_buffer, "latest"), (model.replay_buffer, "sample")],
@@ -121,7 +121,7 @@ def time_shares(model: ACER, steps: int) -> dict[str, float]:
     for part, methods in updates.items():
         for owner, name in methods:
             object.__setattr__(owner, name, timed(part, getattr(owner, name)))
-    total = seconds(lambda: model.learn(steps, reset_num_timesteps=False))
+    total = seconds(lambda: model.learn(steps, log_interval=100, reset_num_timesteps=False))
     for owner, name, own in patched:
         object.__delattr__(owner, name) if own is None else object.__setattr__(owner, name, own)
     of_update = ("evaluation", "average policy", "backward", "optimiser", "gradient norm", "the average's move")
@@ -207,7 +207,8 @@ def growth(n_runs: int, steps: int) -> list[Measurement]:
             for model in models.values():
                 fill(model)
         learns = {
-            title: lambda model=model: model.learn(steps, reset_num_timesteps=False) for title, model in models.items()
+            title: lambda model=model: model.learn(steps, log_interval=100, reset_num_timesteps=False)
+            for title, model in models.items()
         }
         for title, each in interleaved(learns, n_runs).items():
             rows += [(f"growth, {family}", title, run, steps / took, "steps/s") for run, took in enumerate(each)]
