@@ -106,24 +106,24 @@ class ActingNetwork(nn.Module):
         :raises ValueError: if the policy cannot be traced
         """
         inputs, batch = self.sample(2), th.export.Dim("batch")
+        free = {"inputs": tuple({0: batch} for _ in inputs)}
         try:
             with th.no_grad(), _quiet():
-                program = th.export.export(
-                    self, inputs, dynamic_shapes={"inputs": tuple({0: batch} for _ in inputs)}, strict=False
-                )
-                exported = th.onnx.export(
-                    program,
-                    dynamo=True,
-                    verbose=False,
-                    input_names=self.input_names,
-                    output_names=self.output_names,
-                    external_data=False,
-                )
+                program = th.export.export(self, inputs, dynamic_shapes=free, strict=False)
         except Exception as error:  # whatever a features extractor of the user's does that cannot be traced
             raise ValueError(
                 f"the policy cannot be exported: {type(self.policy).__name__} must compute with operations on tensors, "
                 f"whose number of rows is free, got {type(error).__name__}: {str(error).strip()}"
             ) from error
+        with _quiet():
+            exported = th.onnx.export(
+                program,
+                dynamo=True,
+                verbose=False,
+                input_names=self.input_names,
+                output_names=self.output_names,
+                external_data=False,
+            )
         assert exported is not None
         contents: bytes = exported.model_proto.SerializeToString()
         return contents
