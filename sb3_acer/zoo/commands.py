@@ -195,9 +195,7 @@ def tune(arguments: list[str]) -> None:
     parser.add_argument("--study-name")
     parser.add_argument("--seed")  # not repeated: a worker with the same seed would draw the same trials
     options, others = parser.parse_known_args(arguments)
-    length_parser = argparse.ArgumentParser(add_help=False)
-    length_parser.add_argument("-n", "--n-timesteps")
-    for_training = length_parser.parse_known_args(others)[1]  # a trial is shorter than a training run
+    for_training = without_search(others)
     env_name = options.env.replace("/", "-")
     storage = whole_path(options.storage or f"{options.log_folder}/{options.algo}/{env_name}.log")
     study_name = options.study_name or f"{options.algo}-{env_name}"
@@ -213,6 +211,21 @@ def tune(arguments: list[str]) -> None:
     run_training("tune", [*SEARCH, *arguments, *study], runs.n_runs)
     best = optuna.load_study(storage=open_storage(storage), study_name=study_name).best_trial.number
     print(f"To train with the best trial: {command_line('train', for_training, '--trial-id', str(best))}")
+
+
+def without_search(arguments: list[str]) -> list[str]:
+    """
+    :param arguments: of tune
+    :return: those that also are for training with a trial; a trial's number of steps is not
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("-n", "--n-timesteps")
+    parser.add_argument("-optimize", "--optimize-hyperparameters", "--no-optim-plots", action="store_true")
+    for name in ("trials", "startup-trials", "evaluations", "jobs"):
+        parser.add_argument(f"--n-{name}")
+    for name in ("--max-total-trials", "--sampler", "--pruner", "--eval-episodes"):
+        parser.add_argument(name)
+    return parser.parse_known_args(arguments)[1]
 
 
 def enjoy(arguments: list[str]) -> None:

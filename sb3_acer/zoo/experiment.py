@@ -4,8 +4,10 @@ import json
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from copy import copy
 from functools import partial
+from io import StringIO
 from pathlib import Path
 from typing import Any, cast
 from unittest.mock import patch
@@ -181,7 +183,8 @@ class Experiment(ExperimentManager):
             sys.exit(f"No best trial: {error}")
         if self.storage and self.algo == "acer":
             study = optuna.load_study(storage=open_storage(self.storage), study_name=self.study_name)
-            hyperparams, _ = self.read_hyperparameters()
+            with redirect_stdout(StringIO()):  # it has been printed
+                hyperparams, _ = self.read_hyperparameters()
             entry = entry_of(self.env_name.gym_id, hyperparams, study.best_trial.params)
             print(f"Its settings, as an entry for a file of -conf:\n\n{entry}")
 

@@ -126,7 +126,8 @@ def arguments_of_tune(*arguments: str) -> list[str]:
 
 
 def test_tune_is_train_with_a_search_and_a_place_for_it(shell: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given = ["--env", "Pendulum-v1", "-f", "here", "--seed", "1", "-n", "500", "-params", "normalize:True"]
+    search = ["-n", "500", "--n-trials", "3", "--no-optim-plots"]
+    given = ["--env", "Pendulum-v1", "-f", "here", "--seed", "1", *search, "-params", "normalize:True"]
     study = ["--storage", f"{shell}/here/acer/Pendulum-v1.log", "--study-name", "acer-Pendulum-v1"]
     assert arguments_of_tune(*given) == [
         "--algo",
@@ -139,10 +140,10 @@ def test_tune_is_train_with_a_search_and_a_place_for_it(shell: Path, capsys: pyt
     ]
     # A worker with the same seed would draw the same trials.
     more = f"-params normalize:True {shlex.join(study)}"
-    printed = capsys.readouterr().out.splitlines()
+    printed, where = capsys.readouterr().out.splitlines(), "--env Pendulum-v1 -f here"
     assert printed == [
-        f"To add a worker, here or on another machine: sb3-acer tune --env Pendulum-v1 -f here -n 500 {more}",
-        f"To train with the best trial: sb3-acer train --env Pendulum-v1 -f here {more} --trial-id 5",
+        f"To add a worker, here or on another machine: sb3-acer tune {where} {shlex.join(search)} {more}",
+        f"To train with the best trial: sb3-acer train {where} {more} --trial-id 5",
     ]
 
 
