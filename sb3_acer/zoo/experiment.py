@@ -204,15 +204,19 @@ class Experiment(ExperimentManager):
         print("".join([f"To watch the agent: {watch}", *own]))
 
     def evaluate(self, model: BaseAlgorithm, agent: str) -> None:
-        kind = "deterministic" if self.deterministic_eval else "stochastic"
-        print(f"Evaluating over {EVAL_EPISODES} episodes ({kind} actions)", flush=True)
         self.verbose = 0
         self.trained_agent = agent  # makes the zoo load this run's VecNormalize statistics instead of starting new ones
         self.eval_env_kwargs = self.eval_env_kwargs or self.env_kwargs
-        env = self.create_envs(self.n_eval_envs, eval_env=True)
-        mean, std = evaluate_policy(model, env, EVAL_EPISODES, deterministic=self.deterministic_eval)
+        env: VecEnv | None = None
+        # First as the entry means it. A stochastic policy may score quite differently in the other way.
+        for deterministic in [self.deterministic_eval, not self.deterministic_eval][: 1 + isinstance(model, ACER)]:
+            kind = "deterministic" if deterministic else "stochastic"
+            print(f"Evaluating over {EVAL_EPISODES} episodes ({kind} actions)", flush=True)
+            env = env or self.create_envs(self.n_eval_envs, eval_env=True)
+            mean, std = evaluate_policy(model, env, EVAL_EPISODES, deterministic=deterministic)
+            print(f"Mean reward: {mean:.2f} +/- {std:.2f}")
+        assert env is not None
         env.close()
-        print(f"Mean reward: {mean:.2f} +/- {std:.2f}")
 
     def draw_learning_curve(self) -> None:
         episodes = load_results(self.save_path)

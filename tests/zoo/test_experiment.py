@@ -30,10 +30,13 @@ def test_train_says_where_the_agent_is_and_how_good_it_is(trained: tuple[Path, s
     lines = printed.splitlines()
     assert "Agent: logs/acer/CartPole-v1_1/CartPole-v1.zip" in lines
     assert "Learning curve: logs/acer/CartPole-v1_1/learning_curve.png" in lines
-    (mean,) = (line for line in lines if line.startswith("Mean reward: "))
-    reward, deviation = map(float, mean.removeprefix("Mean reward: ").split(" +/- "))
-    assert 1 <= reward <= 500
-    assert deviation >= 0
+    said = "\n".join(lines)
+    assert said.index("(deterministic actions)") < said.index("(stochastic actions)")
+    means = [line.removeprefix("Mean reward: ") for line in lines if line.startswith("Mean reward: ")]
+    assert len(means) == 2
+    for reward, deviation in (map(float, mean.split(" +/- ")) for mean in means):
+        assert 1 <= reward <= 500
+        assert deviation >= 0
     assert "To watch the agent: sb3-acer enjoy" in lines
     assert isinstance(ACER.load(folder / "logs/acer/CartPole-v1_1/CartPole-v1.zip"), ACER)
     assert (folder / "logs/acer/CartPole-v1_1/learning_curve.png").read_bytes().startswith(b"\x89PNG")
