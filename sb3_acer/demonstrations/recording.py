@@ -34,6 +34,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, unwrap_vec_nor
 from sb3_acer.checks import check_integer, require
 from sb3_acer.extras import how_to_install
 from sb3_acer.masks import KEY, has_masks
+from sb3_acer.storage import replacing
 
 KEYS = ("actions", "obs", "rewards", "episode_returns", "episode_starts")
 END_KEYS = ("truncated", "final_obs")
@@ -75,6 +76,7 @@ def generate_expert_traj(
     :return: the arrays, as saved
     :raises ValueError: if there is no environment, for Dict observations, and if ``n_episodes`` is less than 1
     :raises ImportError: if images are to be saved and OpenCV is not installed
+    :raises OSError: if the file cannot be written; an older one is kept
     """
     require(isinstance(model, BaseAlgorithm) or callable(model), "model", "an agent of SB3, or a function", model)
     env = model.get_env() if env is None and isinstance(model, BaseAlgorithm) else env
@@ -101,8 +103,9 @@ def generate_expert_traj(
         model._last_obs = None  # the environment has moved on: the agent's next rollout has to reset it
     arrays = _arrays(steps)
     if save_path is not None:
-        Path(save_path).parent.mkdir(parents=True, exist_ok=True)
-        np.savez(save_path, **arrays)  # type: ignore[arg-type]
+        name = str(save_path)
+        with replacing(name if name.endswith(".npz") else f"{name}.npz", "npz") as file:
+            np.savez(file, **arrays)  # type: ignore[arg-type]
     return arrays
 
 

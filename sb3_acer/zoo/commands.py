@@ -171,9 +171,10 @@ def tune(arguments: list[str]) -> None:
     The arguments are those of train. The study is stored in --storage under the name --study-name. All processes that
     are started with the same two work on the same study: --n-trials is the number of trials of each process,
     --max-total-trials that of all together. The first trial has the settings of the environment's entry, or the nearest
-    ones in the ranges of the search. With --n-runs N, the value of a trial is the mean of N training runs, since a
-    single run may be lucky. An existing study is continued. Use another --study-name for another policy, number of
-    steps, number of runs or set of fixed hyperparameters.
+    ones in the ranges of the search. The value of a run is the mean of the second half of its evaluations, so give it
+    enough steps (-n) to lose again what it has learnt. With --n-runs N, a trial has N training runs, since a single one
+    may be lucky, and its value is half their mean and half the worst of them. An existing study is continued. Use
+    another --study-name for another policy, number of steps, number of runs or set of fixed hyperparameters.
 
     --storage is one of
 

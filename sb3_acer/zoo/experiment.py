@@ -48,27 +48,40 @@ class TrialNumber(int):
         return True
 
 
-class Rerun:
-    """A trial that is run again with the same params; it is not pruned and reports no intermediate values."""
+class Run:
+    """
+    The trial as a training run of it sees it.
 
-    def __init__(self, trial: optuna.Trial) -> None:
+    :param trial: the trial
+    :param is_first: whether the run reports its evaluations and can be pruned by them
+    """
+
+    def __init__(self, trial: optuna.Trial, is_first: bool) -> None:
         self.trial = trial
+        self.is_first = is_first
+        self.evaluations: list[float] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.trial, name)
 
     def report(self, value: float, step: int) -> None:
-        pass
+        self.evaluations.append(value)
+        if self.is_first:
+            self.trial.report(value, step)
 
     def should_prune(self) -> bool:
-        return False
+        return self.is_first and self.trial.should_prune()
+
+    def value(self) -> float:
+        """Mean of the second half of the evaluations: a run that loses what it has learnt is worth less."""
+        return np.mean(self.evaluations[len(self.evaluations) // 2 :]).item()
 
 
 class Experiment(ExperimentManager):
     """The zoo's experiment, which prints a report after training and tuning."""
 
     n_runs = 1
-    """training runs of a trial, whose value is their mean"""
+    """training runs of a trial, whose value is half their mean and half the worst of them"""
     evaluates_often = True
     """whether evaluations are made ten times in a run, if that is more often than ``eval_freq`` says"""
     checkpoint_freq: int | None = None
@@ -90,9 +103,9 @@ class Experiment(ExperimentManager):
         self.params_path = f"{self.save_path}/{self.env_name}"
 
     def create_callbacks(self) -> None:
+        """The zoo's callbacks evaluate, save and print. They are called once for ``n_envs`` steps of each rank."""
         if self.evaluates_often:
             self.eval_freq = min(self.eval_freq, max(int(self.n_timesteps) // 10, 1))
-        """The zoo's callbacks evaluate, save and print. They are called once for ``n_envs`` steps of each rank."""
         if distributed.rank() == 0:
             n_envs = self.n_envs
             self.n_envs *= distributed.world_size()
@@ -158,13 +171,15 @@ class Experiment(ExperimentManager):
             sampled = sample_acer_params(trial, self.n_actions, experiment.n_envs, {})
             # train --trial-id normalises with the trial's gamma; the zoo's trials would use the entry's.
             experiment.normalize_kwargs = {**self.normalize_kwargs, "gamma": sampled["gamma"]}
-        rewards: list[float] = [super(Experiment, experiment).objective(trial)]
-        for run in range(1, self.n_runs):
-            rewards.append(super(Experiment, experiment).objective(cast(optuna.Trial, Rerun(trial))))
-            trial.report(np.mean(rewards).item(), self.n_evaluations + run)
-            if trial.should_prune():
-                raise optuna.TrialPruned
-        return np.mean(rewards).item()
+        runs, values = [Run(trial, number == 0) for number in range(self.n_runs)], []
+        for number, run in enumerate(runs):
+            last = super(Experiment, experiment).objective(cast(optuna.Trial, run))
+            values.append(run.value() if run.evaluations else last)
+            if number > 0:
+                trial.report(worth(values), len(runs[0].evaluations) + number)
+                if trial.should_prune():
+                    raise optuna.TrialPruned
+        return worth(values)
 
     def hyperparameters_optimization(self) -> None:
         create: Callable[..., optuna.Study] = create_study
@@ -228,6 +243,11 @@ class Experiment(ExperimentManager):
         path = f"{self.save_path}/learning_curve.png"
         figure.savefig(path, dpi=150)
         print(f"Learning curve: {path}")
+
+
+def worth(values: Sequence[float]) -> float:
+    """The value of a trial, from those of its runs: settings that fail now and then should not win."""
+    return (np.mean(values).item() + min(values)) / 2
 
 
 def _create_study(opened: BaseStorage, **kwargs: Any) -> optuna.Study:

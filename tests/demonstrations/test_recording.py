@@ -163,3 +163,16 @@ def test_opencv_is_not_needed_for_numbers(monkeypatch: pytest.MonkeyPatch) -> No
     for module in (recording, dataset, cloning):
         assert module.__file__
         runpy.run_path(module.__file__)  # as its import would run it
+
+
+def test_an_older_file_is_kept_if_writing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(file: Any, **arrays: Any) -> None:
+        file.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    generate_expert_traj(lambda observation: 0, tmp_path / "expert", Constant(True), n_episodes=1)
+    before = (tmp_path / "expert.npz").read_bytes()
+    monkeypatch.setattr(np, "savez", fail)
+    with pytest.raises(OSError, match="an older file is kept: No space left"):
+        generate_expert_traj(lambda observation: 0, tmp_path / "expert", Constant(True), n_episodes=1)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"expert.npz": before}

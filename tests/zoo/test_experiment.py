@@ -208,25 +208,31 @@ def test_a_trial_normalises_and_acts_as_the_training_with_it_will(shell: Path, m
         assert model.burn_in == drawn["burn_in"]
 
 
-def test_a_trial_of_several_runs_is_worth_their_mean(shell: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_worth_what_it_holds_and_a_trial_counts_its_worst_run(
+    shell: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one_run, runs = ExperimentManager.objective, []
 
-    def spy(self: ExperimentManager, trial: optuna.Trial) -> float:
+    def spy(self: ExperimentManager, trial: Any) -> float:
         reward: float = one_run(self, trial)
-        runs.append((reward, dict(trial.params)))
+        runs.append((list(trial.evaluations), dict(trial.params)))
+        assert trial.evaluations[-1] == reward
         return reward
 
     monkeypatch.setattr(ExperimentManager, "objective", spy)
     more = (*PENDULUM, "-params", 'policy:"MlpLstmPolicy"', "n_envs:2")
-    printed = sb3_acer("tune", *SEARCH, "--n-trials", "1", "--n-runs", "3", *more, cwd=shell)
+    printed = sb3_acer("tune", *SEARCH, "--n-trials", "1", "--n-runs", "3", "--n-evaluations", "3", *more, cwd=shell)
     assert "--n-runs 3" in printed.splitlines()[0]
     assert "--n-runs" not in printed.splitlines()[-1]
     (trial,) = finished_trials("logs/acer/Pendulum-v1.log", "acer-Pendulum-v1")
-    rewards = [reward for reward, _ in runs]
-    assert len(set(rewards)) == 3
     assert [params for _, params in runs] == [trial.params] * 3
-    assert trial.value == pytest.approx(np.mean(rewards))
-    assert trial.intermediate_values == pytest.approx({1: rewards[0], 2: np.mean(rewards[:2]), 3: np.mean(rewards)})
+    values = [np.mean(evaluations[len(evaluations) // 2 :]) for evaluations, _ in runs]
+    assert all(len(evaluations) >= 3 for evaluations, _ in runs)
+    assert len(set(values)) == 3
+    assert trial.value == pytest.approx(np.mean(values) / 2 + min(values) / 2)
+    reported = [trial.intermediate_values[step] for step in sorted(trial.intermediate_values)]
+    of_two = np.mean(values[:2]) / 2 + min(values[:2]) / 2
+    assert reported == pytest.approx([*runs[0][0], of_two, trial.value])
 
 
 def test_a_trial_whose_second_run_disappoints_is_pruned(shell: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,7 +240,7 @@ def test_a_trial_whose_second_run_disappoints_is_pruned(shell: Path, monkeypatch
     monkeypatch.setattr(ExperimentManager, "objective", lambda self, trial: next(rewards))
     sb3_acer("tune", *SEARCH, "--n-startup-trials", "1", "--n-runs", "3", cwd=shell)
     first, second = finished_trials("logs/acer/CartPole-v1.log")
-    assert (first.value, second.intermediate_values) == (3.0, {2: 1.5})
+    assert (first.value, second.intermediate_values) == (3.0, {1: 0.75})
     assert second.state is optuna.trial.TrialState.PRUNED
 
 
