@@ -11,7 +11,7 @@ import io
 import os
 import pickle
 import signal
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import connection
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
@@ -148,6 +148,35 @@ def dead_workers_named(env: VecEnv) -> Iterator[None]:
             remote.close()
         base.closed = True  # close would wait for answers
         raise RuntimeError("; ".join(reasons)) from error
+
+
+def forked_workers(env: VecEnv) -> list[tuple[Any, Any]]:
+    """
+    :param env: a vectorised environment
+    :return: pipe and process of each environment, where the processes were forked
+    """
+    base = _vec_layers(env)[-1]
+    processes = getattr(base, "processes", [])
+    is_forked = any(type(process).__name__ == "ForkProcess" for process in processes)
+    return list(zip(base.remotes, processes, strict=True)) if is_forked else []
+
+
+def wait_for_workers(workers: Sequence[tuple[Any, Any]]) -> None:
+    """
+    Wait until all environments have answered. Reading from the pipe of a forked process that has ended would wait for
+    ever, since the other processes have copies of the pipe.
+
+    :param workers: what :func:`forked_workers` returned
+    :raises EOFError: if a process has ended without an answer
+    """
+    waiting = dict(workers)
+    while waiting:
+        ready = connection.wait([*waiting, *(process.sentinel for process in waiting.values())])
+        for remote, process in list(waiting.items()):
+            if remote in ready:
+                del waiting[remote]
+            elif process.sentinel in ready and not remote.poll():
+                raise EOFError
 
 
 def _end_of(process: Any, index: int) -> str:

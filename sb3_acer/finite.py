@@ -9,6 +9,8 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecNormalize, unwrap_vec_normalize
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
+from sb3_acer.env_state import forked_workers, wait_for_workers
+
 LARGEST = 1e15
 """
 Bound on the absolute values of rewards and observations. Training squares returns, and gradients that are proportional
@@ -29,6 +31,7 @@ class FiniteVecEnv(VecEnvWrapper):
         super().__init__(venv)
         self._count_steps = count_steps
         self._normalize = unwrap_vec_normalize(venv)
+        self._forked = forked_workers(venv)
 
     def reset(self) -> VecEnvObs:
         with kept_if_refused(self._normalize):
@@ -38,6 +41,7 @@ class FiniteVecEnv(VecEnvWrapper):
 
     def step_wait(self) -> VecEnvStepReturn:
         with kept_if_refused(self._normalize):
+            wait_for_workers(self._forked)
             observations, rewards, dones, infos = self.venv.step_wait()
             step = self._count_steps() + self.num_envs
             self.check(observations, step)

@@ -205,6 +205,7 @@ class Mortal(Recorder):
         return super().step(action)
 
 
+@pytest.mark.parametrize("start_method", ["spawn", "fork"])
 @pytest.mark.parametrize(
     ("signum", "message"),
     [
@@ -213,10 +214,9 @@ class Mortal(Recorder):
     ],
 )
 def test_a_process_that_ended_is_named_and_the_environment_can_be_closed(
-    signum: int | None, message: str, capfd: pytest.CaptureFixture[str], tmp_path: Path
+    signum: int | None, message: str, start_method: str, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    # Forked processes have copies of each other's pipes, which then do not tell that one has ended.
-    env = SubprocVecEnv([partial(Mortal, signum, n_steps) for n_steps in (1000, 30)], start_method="spawn")
+    env = SubprocVecEnv([partial(Mortal, signum, n_steps) for n_steps in (1000, 30, 1000)], start_method=start_method)
     model = ACER("MlpPolicy", env, n_steps=8, buffer_size=100, device="cpu")
     with pytest.raises(RuntimeError, match=message):
         model.learn(1000)
