@@ -61,17 +61,40 @@ def score(rows: list[Row]) -> str:
     return number(float(interquartile_mean(means))) + (f" [{number(low)}, {number(high)}]" if len(means) > 1 else "")
 
 
-def first_solved(experiment: Experiment) -> str:
-    """Steps and seconds to the first evaluation that was good enough, of each seed."""
-    if experiment.solved is None:
-        return ""
-    first: dict[str, str] = {}
+def steps_to_score(experiment: Experiment) -> list[float]:
+    """Steps to the first evaluation that was good enough, of each seed; infinite if none was."""
+    first: dict[str, float] = {}
     for row in read(RESULTS / "curves.csv"):
-        if row["experiment"] == experiment.name and first.get(row["seed"], "never") == "never":
-            reached = float(row["mean"]) >= experiment.solved
-            seconds = f" ({row['seconds']} s)" if row["seconds"] else ""
-            first[row["seed"]] = short(float(row["step"])) + seconds if reached else "never"
-    return f"{number(experiment.solved)}: " + ", ".join(first.values())
+        if row["experiment"] == experiment.name and experiment.solved is not None:
+            steps = float(row["step"]) if float(row["mean"]) >= experiment.solved else np.inf
+            first[row["seed"]] = min(first.get(row["seed"], np.inf), steps)
+    return list(first.values())
+
+
+def first_solved(experiment: Experiment) -> str:
+    """Median of the steps to the score, and how many seeds reached it."""
+    steps = steps_to_score(experiment)
+    if not steps:
+        return ""
+    median = float(np.median(steps))
+    reached = f"{np.isfinite(steps).sum()} of {len(steps)} seeds"
+    return f"{number(experiment.solved or 0)}: {short(median) if np.isfinite(median) else 'never'}, {reached}"
+
+
+def race() -> str:
+    """Steps and time to a score, of those algorithms that have one to reach."""
+    speeds = {row["variant"]: float(row["value"]) for row in read(RESULTS / "speed.csv")}
+    found: dict[str, list[tuple[float, list[str]]]] = defaultdict(list)
+    for each in EXPERIMENTS.values():
+        steps = steps_to_score(each) if each.suite.startswith("classic") else []
+        if steps and each.name in speeds:
+            median, speed = float(np.median(steps)), speeds[each.name]
+            times = [short(median), f"{median / speed:.0f}"] if np.isfinite(median) else ["not reached", ""]
+            reached = f"{np.isfinite(steps).sum()} of {len(steps)}"
+            task = f"{each.environment}, {number(each.solved or 0)}"
+            found[task].append((median / speed, [each.algorithm.upper(), reached, *times, f"{speed:,.0f}"]))
+    rows = [[task, *row] for task, each in found.items() for _, row in sorted(each)]
+    return markdown(["task and score", "algorithm", "seeds that reached it", "steps", "seconds", "steps/s"], rows)
 
 
 def learning(suite: str) -> str:
@@ -164,6 +187,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "studies": studies,
     "study_commands": study_commands,
     "speed": speed,
+    "race": race,
 }
 
 

@@ -6,20 +6,26 @@ What small networks cost, on one thread, everything in one process and by interl
 - updates: an update over its floor, which is the same networks by plain functional calls: forward and backward, and the
   forward pass of the average policy
 - growth: steps per second with larger buffers, wider networks and more environments
+- training: steps per second of the experiments with a score to reach, by the runner's commands without evaluations
 
-    python benchmarks/speed.py [programs] [updates] [growth] [--runs 7] [--steps 4000]
+    python benchmarks/speed.py [programs] [updates] [growth] [training] [--runs 7] [--steps 4000]
 """
 
 import argparse
+import re
 import statistics
+import subprocess
 import time
 from collections import defaultdict
 from collections.abc import Callable
 from copy import deepcopy
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch as th
+from experiments import ROOT, command, load_experiments, prepare
 from sb3_contrib import RecurrentPPO
 from stable_baselines3 import A2C
 from stable_baselines3.common.env_util import make_vec_env
@@ -231,10 +237,29 @@ def fill(model: ACER) -> None:
     buffer.full = True
 
 
+def training(n_runs: int, steps: int) -> list[Measurement]:
+    """A run of each experiment, of a few times the steps: DQN fills its buffer first, and PPO's rollouts are long."""
+    rows: list[Measurement] = []
+    for each in load_experiments().values():
+        if not each.suite.startswith("classic") or each.solved is None:
+            continue
+        with TemporaryDirectory() as folder:
+            prepare(each, Path(folder))
+            line = command(each, 0, Path(folder), 12 * steps)
+            line += ["--eval-freq", "-1", "-params", "callback:'benchmarks.variants.Clock'"]
+            printed = subprocess.run(line, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+        found = re.search(r"Trained for (\d+) steps in (\S+) s", printed)
+        assert found is not None, printed
+        speed = int(found[1]) / float(found[2])
+        print(f"{each.name}: {speed:,.0f} steps per second")
+        rows.append((f"training, {each.environment}", each.name, 0, speed, "steps/s"))
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    benchmarks = {"programs": programs, "updates": updates, "growth": growth}
-    parser.add_argument("benchmarks", nargs="*", help="programs, updates, growth; all of them by default")
+    benchmarks = {"programs": programs, "updates": updates, "growth": growth, "training": training}
+    parser.add_argument("benchmarks", nargs="*", help=f"{', '.join(benchmarks)}; all of them by default")
     parser.add_argument("--runs", type=int, default=7)
     parser.add_argument("--steps", type=int, default=4000, help="environment steps of a run")
     options = parser.parse_args()

@@ -1,5 +1,6 @@
 """What experiments.yml adds to rl-zoo's experiments, as callbacks and wrappers that it names."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -50,6 +51,19 @@ class TraceRoot(Variant):
 
     def _on_training_start(self) -> None:
         self.model.policy.family.trace_root = self.root
+
+
+class Clock(BaseCallback):
+    """Prints how long training took."""
+
+    def _on_training_start(self) -> None:
+        self.start = time.process_time()
+
+    def _on_step(self) -> bool:
+        return True
+
+    def _on_training_end(self) -> None:
+        print(f"Trained for {self.num_timesteps} steps in {time.process_time() - self.start:.3f} s")
 
 
 class Levels(gym.ActionWrapper[Any, Any, Any]):
