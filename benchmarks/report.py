@@ -162,6 +162,27 @@ def study_commands() -> str:
     return "\n".join(["```", *commands, "```"])
 
 
+def forgetting() -> str:
+    """The second halves of long runs, by the size of the replay buffer."""
+    runs: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    for row in read(RESULTS / "forgetting.csv"):
+        runs[row["buffer_size"], row["seed"]].append(row)
+    found: dict[str, list[list[float]]] = defaultdict(list)
+    for (buffer_size, _), rows in runs.items():
+        late = rows[len(rows) // 2 :]
+        n_episodes = [float(row["episodes"]) for row in late]
+        n_lost = sum(float(row["lost"]) * n for row, n in zip(late, n_episodes, strict=True))
+        means = [float(np.mean([float(row[name]) for row in late])) for name in ("failures", "action_gap", "edge_gap")]
+        found[buffer_size].append([sum(n_episodes), n_lost, *means])
+    lines = []
+    for buffer_size, each in found.items():
+        n_episodes, _, *means = np.mean(each, 0)
+        lost = ", ".join(f"{n_lost:.0f}" for _, n_lost, *_ in each)
+        lines.append([buffer_size, f"{lost} of {n_episodes:.0f}", *(f"{mean:.2g}" for mean in means)])
+    gaps = ["Q(catch) - Q(other), falling", "V(centre) - V(edge)"]
+    return markdown(["buffer_size", "episodes below 475, by seed", "failures in the buffer", *gaps], lines)
+
+
 def speed(prefix: str) -> str:
     """Medians of the benchmarks whose names begin so: a column for each unit, and the ratio to the first variant."""
     values: dict[str, dict[str, dict[str, list[float]]]] = {}
@@ -186,6 +207,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "ablations": ablations,
     "studies": studies,
     "study_commands": study_commands,
+    "forgetting": forgetting,
     "speed": speed,
     "race": race,
 }

@@ -15,12 +15,14 @@ Row = dict[str, str]
 # The columns of each table, then those that say which row it is. `deviation` is over episodes of one agent.
 FINAL = ("experiment", "algorithm", "environment", "actions", "seed", "steps", "mean", "deviation", "seconds")
 CURVES = ("experiment", "seed", "step", "mean", "deviation", "seconds")
+FORGETTING = ("buffer_size", "seed", "step", "episodes", "lost", "failures", "action_gap", "edge_gap")
 SPEED = ("benchmark", "variant", "run", "value", "unit")
 
 # What the rows are sorted by; those of SPEED stay in the order in which they were measured.
 ORDERS: dict[tuple[str, ...], tuple[str, ...]] = {
     FINAL: ("experiment", "seed", "actions"),
     CURVES: ("experiment", "seed", "step"),
+    FORGETTING: ("buffer_size", "seed", "step"),
     SPEED: (),
 }
 
@@ -47,7 +49,10 @@ def replace(path: Path, columns: tuple[str, ...], rows: Sequence[Row], keys: Seq
 
 def write(path: Path, columns: tuple[str, ...], rows: Sequence[Row]) -> None:
     def order(row: Mapping[str, str]) -> list[tuple[float, str]]:
-        return [(float(row[key]), "") if key in ("seed", "step") else (0.0, row[key]) for key in ORDERS[columns]]
+        return [
+            (float(row[key]), "") if key in ("buffer_size", "seed", "step") else (0.0, row[key])
+            for key in ORDERS[columns]
+        ]
 
     beside = path.with_suffix(".unfinished")
     with beside.open("w", newline="") as file:

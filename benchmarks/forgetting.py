@@ -1,0 +1,113 @@
+"""
+Why an agent loses what it has learnt: CartPole-v1's entry with replay buffers of two sizes, for many more steps than it
+takes to learn. Episodes of training have sampled actions.
+
+    python -m benchmarks.forgetting [--seeds 2001 2002 2003 2004] [--steps 80000]
+
+Its rows in results/forgetting.csv are means over 4,000 steps: the share of episodes that end before 475 steps, how many
+failures the buffer holds, by how much the critic prefers the action that catches a falling pole, and how much less than
+the centre it values the edge of the track.
+"""
+
+import argparse
+from typing import Any
+
+import numpy as np
+import torch as th
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import VecNormalize
+from torch import nn
+
+from benchmarks.tables import FORGETTING, RESULTS, Row, replace
+from sb3_acer import ACER
+from sb3_acer.hyperparams import hyperparams
+
+SIZES = (2048, 50_000)
+INTERVAL = 4000
+
+# Position, velocity, angle, angular velocity.
+SIDES = (-1, 1)
+FALLING = [[0, 0, side * angle, side * speed] for side in SIDES for angle in (0.1, 0.15, 0.19) for speed in (0.2, 0.8)]
+AT_THE_EDGE = [
+    [side * 2.3, side * v, side * angle, side * 0.1] for side in SIDES for v in (0.3, 1) for angle in (0, 0.1)
+]
+CENTRE = [[0, 0, 0, 0]]
+
+
+class Observer(BaseCallback):
+    """Rows of one run."""
+
+    def __init__(self, buffer_size: int, seed: int) -> None:
+        super().__init__()
+        self.buffer_size, self.seed = buffer_size, seed
+        self.rows: list[Row] = []
+        self.lengths: list[float] = []
+        self.failures: list[int] = []
+        """calls at which an episode ended otherwise than by its time limit"""
+        self.measured: list[tuple[float, float, float]] = []
+
+    def _on_step(self) -> bool:
+        for info in self.locals["infos"]:
+            if "episode" in info:
+                self.lengths.append(info["episode"]["l"])
+                self.failures += [] if info["TimeLimit.truncated"] else [self.n_calls]
+        return True
+
+    def _on_rollout_end(self) -> None:
+        in_buffer = sum(call > self.n_calls - self.buffer_size for call in self.failures)
+        self.measured.append((in_buffer, *critics_gaps(self.model)))
+        if self.num_timesteps // INTERVAL > len(self.rows):
+            step = self.num_timesteps // INTERVAL * INTERVAL
+            lost = np.mean(np.array(self.lengths) < 475).item() if self.lengths else 0.0
+            row = (self.buffer_size, self.seed, step, len(self.lengths), lost, *np.mean(self.measured, 0).tolist())
+            self.rows.append(dict(zip(FORGETTING, (f"{value:.6g}" for value in row), strict=True)))
+            self.lengths.clear()
+            self.measured.clear()
+
+
+def critics_gaps(model: Any) -> tuple[float, float]:
+    """By how much the critic prefers the action that catches a falling pole, and the centre to the edge."""
+    with th.no_grad():
+        states = th.tensor(FALLING + AT_THE_EDGE + CENTRE, dtype=th.float32)
+        values = model.policy.predict_values(states)[:, 0]
+        q_values = model.policy._q_chain(states[: len(FALLING)])
+    preference = (q_values[:, 1] - q_values[:, 0]) * states[: len(FALLING), 2].sign()
+    return preference.mean().item(), (values[-1] - values[len(FALLING) : -1].mean()).item()
+
+
+def entry(**changes: Any) -> tuple[int, dict[str, Any]]:
+    """Number of environments and arguments of ACER, as CartPole-v1's entry has them."""
+    settings = {**hyperparams["CartPole-v1"], **changes}
+    n_envs = settings.pop("n_envs")
+    assert settings.pop("normalize") == "dict(norm_obs=False)"
+    del settings["n_timesteps"]
+    settings["policy_kwargs"] = eval(settings["policy_kwargs"], {"nn": nn, "th": th, "dict": dict})
+    return n_envs, settings
+
+
+def observe(buffer_size: int, seed: int, steps: int) -> list[Row]:
+    n_envs, settings = entry(buffer_size=buffer_size)
+    env = VecNormalize(make_vec_env("CartPole-v1", n_envs, seed=seed), norm_obs=False, gamma=settings["gamma"])
+    observer = Observer(buffer_size, seed)
+    ACER(env=env, seed=seed, device="cpu", **settings).learn(steps, observer, log_interval=None)
+    return observer.rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[2001, 2002, 2003, 2004])
+    parser.add_argument("--steps", type=int, default=80_000)
+    options = parser.parse_args()
+    th.set_num_threads(1)
+    for seed in options.seeds:
+        for buffer_size in SIZES:
+            rows = observe(buffer_size, seed, options.steps)
+            replace(RESULTS / "forgetting.csv", FORGETTING, rows, ["buffer_size", "seed"])
+            late = rows[len(rows) // 2 :]
+            lost = sum(float(row["lost"]) * float(row["episodes"]) for row in late)
+            print(f"buffer_size {buffer_size}, seed {seed}: {lost:.0f} episodes of the second half below 475 steps")
+
+
+if __name__ == "__main__":
+    main()
