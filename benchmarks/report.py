@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import yaml
 from experiments import DEFINITIONS, Experiment, load_experiments
-from tables import RESULTS, Row, interquartile_mean, interval, read
+from tables import RESULTS, Row, growth_per_hour, interquartile_mean, interval, read
 
 README = Path(__file__).with_name("README.md")
 TABLE = re.compile(r"(<!-- table: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -183,6 +183,29 @@ def forgetting() -> str:
     return markdown(["buffer_size", "episodes below 475, by seed", "failures in the buffer", *gaps], lines)
 
 
+def measured_memory() -> dict[str, list[tuple[float, float]]]:
+    """Resident memory in MiB at some seconds, by the kind of policy."""
+    measured: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for row in read(RESULTS / "soak.csv"):
+        measured[row["kind"]].append((float(row["second"]), float(row["mib"])))
+    return measured
+
+
+def soak() -> str:
+    steps = {row["kind"]: row["steps"] for row in read(RESULTS / "soak.csv")}
+    rows = [
+        [
+            kind,
+            f"{each[-1][0] / 60:.0f}",
+            f"{int(steps[kind]):,}",
+            f"{each[-1][1]:.0f}",
+            f"{growth_per_hour(each):+.2f}",
+        ]
+        for kind, each in measured_memory().items()
+    ]
+    return markdown(["policy", "minutes", "steps", "MiB at the end", "growth, MiB an hour"], rows)
+
+
 def speed(prefix: str) -> str:
     """Medians of the benchmarks whose names begin so: a column for each unit, and the ratio to the first variant."""
     values: dict[str, dict[str, dict[str, list[float]]]] = {}
@@ -208,6 +231,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "studies": studies,
     "study_commands": study_commands,
     "forgetting": forgetting,
+    "soak": soak,
     "speed": speed,
     "race": race,
 }
@@ -267,6 +291,23 @@ def finish_panel(axes: Any, title: str) -> None:
     axes.grid(alpha=0.3)
 
 
+def draw_memory() -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 3), layout="constrained")
+    axes = figure.add_subplot()
+    for kind, measured in measured_memory().items():
+        seconds, mib = np.array(measured).T
+        axes.plot(seconds / 60, mib, linewidth=2, label=kind)
+    axes.set(xlabel="minutes", ylabel="resident memory, MiB")
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    figure.savefig(RESULTS / "memory_of_training.png", dpi=110)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="only say whether README.md is up to date")
@@ -280,6 +321,7 @@ def main() -> int:
     README.write_text(filled)
     for name, panels in yaml.safe_load(DEFINITIONS.read_text())["figures"].items():
         draw(name, panels)
+    draw_memory()
     return 0
 
 

@@ -16,6 +16,7 @@ Row = dict[str, str]
 FINAL = ("experiment", "algorithm", "environment", "actions", "seed", "steps", "mean", "deviation", "seconds")
 CURVES = ("experiment", "seed", "step", "mean", "deviation", "seconds")
 FORGETTING = ("buffer_size", "seed", "step", "episodes", "lost", "failures", "action_gap", "edge_gap")
+SOAK = ("kind", "second", "mib", "steps")
 SPEED = ("benchmark", "variant", "run", "value", "unit")
 
 # What the rows are sorted by; those of SPEED stay in the order in which they were measured.
@@ -23,6 +24,7 @@ ORDERS: dict[tuple[str, ...], tuple[str, ...]] = {
     FINAL: ("experiment", "seed", "actions"),
     CURVES: ("experiment", "seed", "step"),
     FORGETTING: ("buffer_size", "seed", "step"),
+    SOAK: ("kind", "second"),
     SPEED: (),
 }
 
@@ -95,3 +97,9 @@ def interval(values: np.ndarray, resamples: int = 10_000) -> tuple[float, float]
     drawn = np.random.default_rng(0).choice(values, (resamples, len(values)))
     low, high = np.percentile(interquartile_mean(drawn), [2.5, 97.5])
     return float(low), float(high)
+
+
+def growth_per_hour(measured: Sequence[tuple[float, float]]) -> float:
+    """Slope of a straight line through the second half of measurements at some seconds."""
+    seconds, values = np.array(measured[len(measured) // 2 :]).T
+    return float(np.polyfit(seconds, values, 1)[0] * 3600)
