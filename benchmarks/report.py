@@ -206,6 +206,15 @@ def soak() -> str:
     return markdown(["policy", "minutes", "steps", "MiB at the end", "growth, MiB an hour"], rows)
 
 
+def snippets() -> str:
+    """Scores of the documentation's snippets."""
+    scores: dict[str, list[Row]] = defaultdict(list)
+    for row in read(RESULTS / "snippets.csv"):
+        scores[row["snippet"]].append(row)
+    rows = [[name, ", ".join(number(float(row["mean"])) for row in each)] for name, each in scores.items()]
+    return markdown(["snippet", "scores by seed"], rows)
+
+
 def speed(prefix: str) -> str:
     """Medians of the benchmarks whose names begin so: a column for each unit, and the ratio to the first variant."""
     values: dict[str, dict[str, dict[str, list[float]]]] = {}
@@ -232,6 +241,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "study_commands": study_commands,
     "forgetting": forgetting,
     "soak": soak,
+    "snippets": snippets,
     "speed": speed,
     "race": race,
 }

@@ -17,6 +17,7 @@ FINAL = ("experiment", "algorithm", "environment", "actions", "seed", "steps", "
 CURVES = ("experiment", "seed", "step", "mean", "deviation", "seconds")
 FORGETTING = ("buffer_size", "seed", "step", "episodes", "lost", "failures", "action_gap", "edge_gap")
 SOAK = ("kind", "second", "mib", "steps")
+SNIPPETS = ("snippet", "seed", "mean")
 SPEED = ("benchmark", "variant", "run", "value", "unit")
 
 # What the rows are sorted by; those of SPEED stay in the order in which they were measured.
@@ -25,6 +26,7 @@ ORDERS: dict[tuple[str, ...], tuple[str, ...]] = {
     CURVES: ("experiment", "seed", "step"),
     FORGETTING: ("buffer_size", "seed", "step"),
     SOAK: ("kind", "second"),
+    SNIPPETS: ("snippet", "seed"),
     SPEED: (),
 }
 
