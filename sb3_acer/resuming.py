@@ -25,7 +25,7 @@ from sb3_acer.checkpoint import UNFINISHED, Checkpoint, find_checkpoint, new_che
 from sb3_acer.checks import check_integer, require
 from sb3_acer.data_parallel import DataParallelAlgorithm, generators_of_rank
 from sb3_acer.env_state import EnvState, EnvStateError, get_env_state, set_env_state
-from sb3_acer.storage import opened, read_state, replacing, write_state
+from sb3_acer.storage import named, opened, read_state, replacing, write_state
 
 _AGENT, _BUFFER, _TRAINING = "agent.zip", "replay_buffer.npz", "training.npz"
 _OF_THE_CALL = (
@@ -134,9 +134,12 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         is_same = n_ranks == distributed.world_size()
         rank = distributed.rank() if is_same else 0
         model = cls.load(found.path / _of_rank(_AGENT, rank), env, device=device, force_reset=False, **kwargs)
-        with opened(found.path / _of_rank(_TRAINING, rank), "npz") as file:
+        training = found.path / _of_rank(_TRAINING, rank)
+        with opened(training, "npz") as file, named(training):
             resumed = read_state(file, "the checkpoint")
-        resumed.update(pickle.loads(resumed.pop("pickled").tobytes()))
+            resumed.update(pickle.loads(resumed.pop("pickled").tobytes()))
+            missing = {"env", "elapsed", "counters", "callback_envs", "logger", *_random_states()} - set(resumed)
+            require(not missing, "the checkpoint", "whole", f"one without {missing}")
         buffers = [found.path / _of_rank(_BUFFER, each) for each in range(n_ranks)]
         if is_same:
             model.load_replay_buffer(buffers[rank], truncate_last_traj=False)
@@ -145,7 +148,8 @@ class ResumableAlgorithm(DataParallelAlgorithm):
             resumed |= _random_states()
             others = f"there were {n_ranks} ranks, and now there are {distributed.world_size()}"
             resumed["env"] = resumed["env"]._replace(envs=None, source=others)
-        model._restore_env(resumed.pop("env"))
+        with named(training):
+            model._restore_env(resumed.pop("env"))
         model._resumed = resumed
         threads = found.manifest["threads"]
         if threads != th.get_num_threads():

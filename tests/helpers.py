@@ -1,5 +1,9 @@
 """What several tests use: environments to learn from, random numbers, and what counts as equal."""
 
+import os
+import signal
+import time
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
@@ -161,3 +165,19 @@ def normal(rng: np.random.Generator, *shape: int) -> th.Tensor:
 
 def uniform(rng: np.random.Generator, *shape: int) -> th.Tensor:
     return th.from_numpy(rng.random(shape))
+
+
+def in_a_fork(run: Callable[[], None], seconds: float | None = None) -> int:
+    """Status of a process that runs the function, and is killed after some time."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            run()
+            status = 0
+        finally:
+            os._exit(status)
+    if seconds is not None:
+        time.sleep(seconds)
+        os.kill(child, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

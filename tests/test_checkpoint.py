@@ -2,15 +2,17 @@
 
 import json
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from stable_baselines3.common.env_util import make_vec_env
 
+from sb3_acer import ACER
 from sb3_acer.checkpoint import find_checkpoint, new_checkpoint
+from tests.helpers import in_a_fork
+from tests.mutations import memory_for, mutated, mutated_zip
 
 
 def write(folder: Path, steps: int, keep: int = 2) -> None:
@@ -92,42 +94,65 @@ def test_what_a_killed_program_left_does_not_get_into_a_checkpoint(tmp_path: Pat
     assert names(tmp_path) == ["checkpoint_1_10_steps"]
 
 
-def killed_while_saving(folder: Path, n_kills: int, seed: int) -> None:
-    """A program saves checkpoints one after another and is killed at random; the newest one loads each time."""
-    code = f"""
-import gymnasium as gym
-from sb3_acer import ACER
-from sb3_acer.checkpoint import find_checkpoint
-folder = {str(folder)!r}
-if find_checkpoint(folder):
-    model = ACER.load_checkpoint(folder, gym.make("CartPole-v1"), device="cpu")
-else:
-    model = ACER("MlpPolicy", "CartPole-v1", n_steps=5, buffer_size=50, replay_start=10, device="cpu").learn(100)
-model.save_checkpoint(folder)
-print("saving", flush=True)
-while True:
-    model.num_timesteps += 1
-    model.save_checkpoint(folder)
-"""
-    rng = np.random.default_rng(seed)
-    last = 0
+def small_agent() -> ACER:
+    env = make_vec_env("CartPole-v1", 1, seed=0)
+    return ACER("MlpPolicy", env, n_steps=5, buffer_size=50, replay_start=10, seed=0, device="cpu").learn(100)
+
+
+@pytest.mark.parametrize("n_kills", [5, pytest.param(200, marks=pytest.mark.slow)])
+def test_a_program_that_is_killed_while_it_saves_leaves_a_whole_checkpoint(n_kills: int, tmp_path: Path) -> None:
+    rng, agent = np.random.default_rng(0), small_agent()
+    env = agent.get_env()
+    assert env is not None
+    agent.save_checkpoint(tmp_path)
+
+    def save_for_ever() -> None:
+        while True:
+            agent.num_timesteps += 1
+            agent.save_checkpoint(tmp_path)
+
+    interrupted = 0
     for _ in range(n_kills):
-        child = subprocess.Popen([sys.executable, "-W", "ignore", "-c", code], stdout=subprocess.PIPE)
-        assert child.stdout is not None
-        assert child.stdout.readline() == b"saving\n"
-        time.sleep(rng.uniform(0.0, 0.2))
-        child.send_signal(signal.SIGKILL)
-        child.wait()
-        found = find_checkpoint(folder)
-        assert found is not None
-        assert found.manifest["num_timesteps"] >= max(last, 100)
-        last = found.manifest["num_timesteps"]
+        assert in_a_fork(save_for_ever, 0.05 + 0.1 * rng.random()) == -signal.SIGKILL
+        interrupted += (tmp_path / "unfinished").exists()
+        loaded = ACER.load_checkpoint(tmp_path, env, device="cpu")
+        assert loaded.num_timesteps >= agent.num_timesteps
+        assert loaded.replay_buffer.size() == 50
+        agent.num_timesteps = loaded.num_timesteps
+    assert interrupted > n_kills / 2  # the kills came while it was writing
 
 
-def test_a_program_that_is_killed_while_it_saves_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
-    killed_while_saving(tmp_path, 3, 0)
-
-
-@pytest.mark.slow
-def test_a_program_that_is_killed_200_times_while_it_saves_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
-    killed_while_saving(tmp_path, 200, 1)
+@pytest.mark.parametrize("n", [60, pytest.param(5000, marks=pytest.mark.slow)])
+def test_mutated_checkpoints_load_or_raise_one_error_that_names_them(n: int, tmp_path: Path) -> None:
+    rng, agent = np.random.default_rng(0), small_agent()
+    path = agent.save_checkpoint(tmp_path)
+    files = {each.name: each.read_bytes() for each in path.iterdir()}
+    assert sorted(files) == ["agent.zip", "manifest.json", "replay_buffer.npz", "training.npz"]
+    n_loaded, wrong = 0, []
+    env = make_vec_env("CartPole-v1", 1, seed=0)
+    with memory_for(2**32) as used:
+        for i in range(n):
+            name = str(rng.choice(list(files)))
+            mutate = mutated if name == "manifest.json" or rng.random() < 0.2 else mutated_zip
+            content = mutate(files[name], list(files.values()), rng)
+            (path / name).write_bytes(content)
+            manifest = json.loads(files["manifest.json"])
+            if name != "manifest.json":  # as whoever means harm would, else the checkpoint is not even found
+                manifest["files"][name] = len(content)
+                (path / "manifest.json").write_text(json.dumps(manifest))
+            start = time.process_time()
+            try:
+                ACER.load_checkpoint(tmp_path, env, device="cpu")
+                n_loaded += 1
+            except ValueError as error:
+                if str(tmp_path) not in str(error):
+                    wrong.append(f"{i}, {name}: {error}")
+            except Exception as error:
+                wrong.append(f"{i}, {name}: {type(error).__name__} {error}")
+            if time.process_time() - start > 5:
+                wrong.append(f"{i}, {name}: took long")
+            for each, whole in files.items():
+                (path / each).write_bytes(whole)
+        assert used() < 2**30
+    assert not wrong
+    assert 0 < n_loaded < n * 0.9

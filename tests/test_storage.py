@@ -27,7 +27,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack
 
 from sb3_acer import ACER
 from sb3_acer.storage import FORMAT, opened, read_state, replacing, write_state
-from tests.helpers import Catch
+from tests.helpers import Catch, in_a_fork
 from tests.mutations import memory_for, mutated, mutated_zip
 
 arrays = arrays_of.arrays(
@@ -287,22 +287,6 @@ SAVES: dict[str, tuple[Save, Callable[[Path], int]]] = {
     "replay buffer": (ACER.save_replay_buffer, steps_of_buffer),
 }
 every_kind = pytest.mark.parametrize(("save", "steps_in"), SAVES.values(), ids=SAVES)
-
-
-def in_a_fork(run: Callable[[], None], seconds: float | None = None) -> int:
-    """Status of a process that runs the function, and is killed after some time."""
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            run()
-            status = 0
-        finally:
-            os._exit(status)
-    if seconds is not None:
-        time.sleep(seconds)
-        os.kill(child, signal.SIGKILL)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 @every_kind
