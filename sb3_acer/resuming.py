@@ -130,7 +130,8 @@ class ResumableAlgorithm(DataParallelAlgorithm):
     def _load_checkpoint(
         cls: type[SelfResumable], found: Checkpoint, env: GymEnv | None, device: th.device | str, **kwargs: Any
     ) -> SelfResumable:
-        n_ranks = found.manifest["ranks"]
+        with named(found.path):
+            n_ranks, threads = found.manifest["ranks"], found.manifest["threads"]
         is_same = n_ranks == distributed.world_size()
         rank = distributed.rank() if is_same else 0
         model = cls.load(found.path / _of_rank(_AGENT, rank), env, device=device, force_reset=False, **kwargs)
@@ -151,7 +152,6 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         with named(training):
             model._restore_env(resumed.pop("env"))
         model._resumed = resumed
-        threads = found.manifest["threads"]
         if threads != th.get_num_threads():
             warnings.warn(
                 f"torch had {threads} threads when the checkpoint was saved, and now has {th.get_num_threads()}: "
@@ -252,7 +252,8 @@ class ResumableAlgorithm(DataParallelAlgorithm):
 
     def _take_over(self, found: Checkpoint, start: int) -> None:
         """Become the agent of a checkpoint."""
-        began = found.manifest["started_at"]
+        with named(found.path):
+            began = found.manifest["started_at"]
         if began != start:
             raise ValueError(
                 f"checkpoint must be a folder for this call of learn alone, which starts at step {start}; "

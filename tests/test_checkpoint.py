@@ -122,6 +122,22 @@ def test_a_program_that_is_killed_while_it_saves_leaves_a_whole_checkpoint(n_kil
     assert interrupted > n_kills / 2  # the kills came while it was writing
 
 
+def test_a_manifest_without_what_it_must_say_is_an_error_that_names_the_checkpoint(tmp_path: Path) -> None:
+    agent = small_agent()
+    env = agent.get_env()
+    assert env is not None
+    path = agent.save_checkpoint(tmp_path)
+    manifest = json.loads((path / "manifest.json").read_text())
+    for key in ("ranks", "threads"):
+        (path / "manifest.json").write_text(json.dumps({k: v for k, v in manifest.items() if k != key}))
+        with pytest.raises(ValueError, match=f"{path.name} could not be loaded: '{key}'"):
+            ACER.load_checkpoint(tmp_path, env, device="cpu")
+    (path / "manifest.json").write_text(json.dumps({k: v for k, v in manifest.items() if k != "started_at"}))
+    with pytest.raises(ValueError, match=f"{path.name} could not be loaded: 'started_at'"):
+        agent.learn(200, checkpoint=tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore:the environments begin new episodes")
 @pytest.mark.parametrize("n", [60, pytest.param(5000, marks=pytest.mark.slow)])
 def test_mutated_checkpoints_load_or_raise_one_error_that_names_them(n: int, tmp_path: Path) -> None:
     rng, agent = np.random.default_rng(0), small_agent()
