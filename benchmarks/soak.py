@@ -1,9 +1,10 @@
 """
 Memory of training over a long time: resident memory every ten seconds, of a feed-forward policy, an LSTM and images.
 
-    python -m benchmarks.soak [--minutes 30]
+    python -m benchmarks.soak [KIND ...] [--minutes 30]
 
-A growth per hour is the slope of a straight line through the second half of the measurements.
+A growth per hour is the median slope between any two measurements of the second half: it is not misled by the moments
+at which the kernel takes pages back.
 """
 
 import argparse
@@ -62,14 +63,15 @@ def resident_mib(pid: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kinds", nargs="*", help=", ".join(KINDS))
     parser.add_argument("--minutes", type=float, default=30)
     options = parser.parse_args()
     context = get_context("spawn")
-    counts = {kind: context.Value("q", 0) for kind in KINDS}
-    processes = {kind: context.Process(target=train, args=(kind, counts[kind]), daemon=True) for kind in KINDS}
+    counts = {kind: context.Value("q", 0) for kind in options.kinds or KINDS}
+    processes = {kind: context.Process(target=train, args=(kind, counts[kind]), daemon=True) for kind in counts}
     for process in processes.values():
         process.start()
-    measured: dict[str, list[tuple[float, float]]] = {kind: [] for kind in KINDS}
+    measured: dict[str, list[tuple[float, float]]] = {kind: [] for kind in counts}
     start = time.monotonic()
     while time.monotonic() - start < 60 * options.minutes:
         time.sleep(10)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+from scipy.stats import theilslopes
 
 RESULTS = Path(__file__).parent / "results"
 Row = dict[str, str]
@@ -102,6 +103,6 @@ def interval(values: np.ndarray, resamples: int = 10_000) -> tuple[float, float]
 
 
 def growth_per_hour(measured: Sequence[tuple[float, float]]) -> float:
-    """Slope of a straight line through the second half of measurements at some seconds."""
+    """Median slope between any two of the second half of measurements at some seconds (Theil and Sen)."""
     seconds, values = np.array(measured[len(measured) // 2 :]).T
-    return float(np.polyfit(seconds, values, 1)[0] * 3600)
+    return float(theilslopes(values, seconds).slope * 3600)
