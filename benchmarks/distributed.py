@@ -2,7 +2,7 @@
 Data-parallel training measured: what the all-reduce of gradients costs beside an update, environment steps a second of
 two ranks and of one in the same run, and whether runs of four ranks end.
 
-    python -m benchmarks.distributed [--rounds 3] [--steps 8000] [--endings 20]
+    python -m benchmarks.distributed [--rounds 3] [--endings 20]
 """
 
 import argparse
@@ -10,6 +10,7 @@ import multiprocessing
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -19,6 +20,7 @@ from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.env_util import make_vec_env
 
 from sb3_acer import ACER, distributed
+from sb3_acer.atari import make_atari_vec_env
 
 SIZES = {"10 kB": 2_500, "7 MB": 1_750_000, "50 MB": 12_500_000}  # numbers of 4 bytes
 
@@ -58,14 +60,32 @@ def milliseconds_of_all_reduce(n_numbers: int, repeats: int) -> float:
     return 1000 * statistics.median(seconds)
 
 
-def steps_per_second(steps: int) -> tuple[float, float]:
+def small(name: str) -> ACER:
+    return ACER("MlpPolicy", make_vec_env(name, 4), replay_start=200, seed=0, device="cpu")
+
+
+def pong() -> ACER:
+    env = make_atari_vec_env("PongNoFrameskip-v4", 16, seed=0, num_threads=1)
+    return ACER("CnnPolicy", env, buffer_size=200, replay_start=20, seed=0, device="cpu")
+
+
+# How the agent of a rank is made, and the steps of one rank that are measured.
+TASKS: dict[str, tuple[Callable[[], ACER], int]] = {
+    "CartPole-v1, 4 environments a rank": (partial(small, "CartPole-v1"), 8000),
+    "HalfCheetah-v5, 4 environments a rank": (partial(small, "HalfCheetah-v5"), 4000),
+    "Pong, 16 games a rank": (pong, 2560),
+}
+
+
+def steps_per_second(task: str) -> tuple[float, float]:
     """
-    :return: environment steps a second, of all ranks together, and milliseconds of an update
+    :return: environment steps a second, of all ranks together, and milliseconds of wall time for each update
     """
-    model = ACER("MlpPolicy", make_vec_env("CartPole-v1", 4), replay_start=200, seed=0, device="cpu")
-    model.learn(1600)  # past replay_start
+    make, steps = TASKS[task]
+    model, n_ranks = make(), distributed.world_size()
+    model.learn(steps // 4 * n_ranks)  # past replay_start
     start, before, n_updates = time.perf_counter(), model.num_timesteps, model._n_updates
-    model.learn(steps, reset_num_timesteps=False)
+    model.learn(steps * n_ranks, reset_num_timesteps=False)
     seconds = time.perf_counter() - start
     return (model.num_timesteps - before) / seconds, 1000 * seconds / (model._n_updates - n_updates)
 
@@ -91,22 +111,21 @@ def short_run(number: int) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=8000)
     parser.add_argument("--endings", type=int, default=20)
     options = parser.parse_args()
     print("| gradient | all-reduce of 2 ranks, ms |\n| --- | --- |")
     for name, n_numbers in SIZES.items():
         repeats = 200 if n_numbers < 10**5 else 15
         print(f"| {name} | {on_ranks(milliseconds_of_all_reduce, 2, n_numbers, repeats)[0]:.2f} |", flush=True)
-    rates: dict[int, list[float]] = {1: [], 2: []}
-    for _ in range(options.rounds):
-        for n_ranks, found in rates.items():
-            rate, update = on_ranks(steps_per_second, n_ranks, options.steps * n_ranks)[0]
-            found.append(rate)
-            print(f"{n_ranks} ranks: {rate:.0f} steps/s, {update:.2f} ms of wall time for each update", flush=True)
-    ratios = [two / one for one, two in zip(rates[1], rates[2], strict=True)]
-    if ratios:
-        print(f"CartPole-v1, 4 environments a rank: 2 ranks over 1: {statistics.median(ratios):.2f}")
+    for task in TASKS:
+        rates: dict[int, list[float]] = {1: [], 2: []}
+        for _ in range(options.rounds):
+            for n_ranks, found in rates.items():
+                rate, update = on_ranks(steps_per_second, n_ranks, task)[0]
+                found.append(rate)
+                print(f"{n_ranks} ranks: {rate:.0f} steps/s, {update:.2f} ms of wall time for each update", flush=True)
+        ratios = [two / one for one, two in zip(rates[1], rates[2], strict=True)]
+        print(f"{task}: 2 ranks over 1: {statistics.median(ratios):.2f}", flush=True)
     ended = 0
     for number in range(options.endings):
         counts = on_ranks(short_run, 4, number)

@@ -24,7 +24,9 @@ EXPERIMENTS = load_experiments()
 
 
 def number(value: float) -> str:
-    return f"{value:.0f}" if value == round(value) else f"{value:.1f}"
+    if value == round(value):
+        return f"{value:.0f}"
+    return f"{value:.2f}" if abs(value) < 2 else f"{value:.1f}"
 
 
 def short(steps: float) -> str:

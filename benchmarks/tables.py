@@ -21,6 +21,8 @@ SOAK = ("kind", "second", "mib", "steps")
 SNIPPETS = ("snippet", "seed", "mean")
 SPEED = ("benchmark", "variant", "run", "value", "unit")
 
+NUMBERS = ("buffer_size", "seed", "step", "second")
+
 # What the rows are sorted by; those of SPEED stay in the order in which they were measured.
 ORDERS: dict[tuple[str, ...], tuple[str, ...]] = {
     FINAL: ("experiment", "seed", "actions"),
@@ -54,10 +56,7 @@ def replace(path: Path, columns: tuple[str, ...], rows: Sequence[Row], keys: Seq
 
 def write(path: Path, columns: tuple[str, ...], rows: Sequence[Row]) -> None:
     def order(row: Mapping[str, str]) -> list[tuple[float, str]]:
-        return [
-            (float(row[key]), "") if key in ("buffer_size", "seed", "step") else (0.0, row[key])
-            for key in ORDERS[columns]
-        ]
+        return [(float(row[key]), "") if key in NUMBERS else (0.0, row[key]) for key in ORDERS[columns]]
 
     beside = path.with_suffix(".unfinished")
     with beside.open("w", newline="") as file:
