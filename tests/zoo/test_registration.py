@@ -2,6 +2,7 @@
 
 import warnings
 from argparse import Namespace
+from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -194,6 +195,8 @@ def test_every_entry_makes_an_acer_of_its_settings(
     config: str, entry: str, expected: dict[str, Any], shell: Path
 ) -> None:
     registration.register()
+    if entry.startswith("MiniGrid"):
+        import_module("minigrid")  # as --gym-packages does
     env_id = STAND_INS.get(entry, entry)
     experiment = ExperimentManager(
         Namespace(),
