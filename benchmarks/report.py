@@ -63,24 +63,33 @@ def score(rows: list[Row]) -> str:
     return number(float(interquartile_mean(means))) + (f" [{number(low)}, {number(high)}]" if len(means) > 1 else "")
 
 
-def steps_to_score(experiment: Experiment) -> list[float]:
-    """Steps to the first evaluation that was good enough, of each seed; infinite if none was."""
-    first: dict[str, float] = {}
+def first_good_evaluations(experiment: Experiment) -> list[Row]:
+    """Of each seed, the first evaluation that reached the score; its step is infinite if none did."""
+    first: dict[str, Row] = {}
     for row in read(RESULTS / "curves.csv"):
         if row["experiment"] == experiment.name and experiment.solved is not None:
-            steps = float(row["step"]) if float(row["mean"]) >= experiment.solved else np.inf
-            first[row["seed"]] = min(first.get(row["seed"], np.inf), steps)
+            known = first.setdefault(row["seed"], {"step": "inf", "seconds": "inf"})
+            if known["step"] == "inf" and float(row["mean"]) >= experiment.solved:
+                first[row["seed"]] = row
     return list(first.values())
 
 
+def steps_to_score(experiment: Experiment) -> list[float]:
+    """Of each seed; infinite if no evaluation reached the score."""
+    return [float(row["step"]) for row in first_good_evaluations(experiment)]
+
+
 def first_solved(experiment: Experiment) -> str:
-    """Median of the steps to the score, and how many seeds reached it."""
+    """Medians of the steps and of the seconds to the score, and how many seeds reached it."""
     steps = steps_to_score(experiment)
     if not steps:
         return ""
-    median = float(np.median(steps))
     reached = f"{np.isfinite(steps).sum()} of {len(steps)} seeds"
-    return f"{number(experiment.solved or 0)}: {short(median) if np.isfinite(median) else 'never'}, {reached}"
+    if not np.isfinite(np.median(steps)):
+        return f"{number(experiment.solved or 0)}: {reached}"
+    seconds = np.median([float(row["seconds"] or "nan") for row in first_good_evaluations(experiment)])
+    time = f" ({seconds:.0f} s)" if np.isfinite(seconds) else ""
+    return f"{number(experiment.solved or 0)}: {short(float(np.median(steps)))}{time}, {reached}"
 
 
 def race() -> str:

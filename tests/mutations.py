@@ -1,5 +1,6 @@
 """Files with random damage, and bounds on the memory that reading them may take."""
 
+import time
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -53,6 +54,25 @@ def mutated_zip(content: bytes, others: list[bytes], rng: np.random.Generator) -
     if name == "parameters" and rng.random() < 0.7:
         return zipped({**members, name: mutated_zip(members[name], others, rng)}, zipfile.ZIP_STORED)
     return zipped({**members, name: mutated(members[name], others, rng)}, zipfile.ZIP_STORED)
+
+
+def attempt(load: Callable[[], object], name: str) -> tuple[bool, str]:
+    """
+    Load a damaged file.
+
+    :param load: loads it
+    :param name: what the error must name
+    :return: whether it loaded, and what was wrong: another error than a ValueError that names it, or more than 5 s
+    """
+    start, loaded, wrong = time.process_time(), False, ""
+    try:
+        load()
+        loaded = True
+    except ValueError as error:
+        wrong = "" if name in str(error) else str(error)
+    except Exception as error:
+        wrong = f"{type(error).__name__} {error}"
+    return loaded, wrong or ("took long" if time.process_time() - start > 5 else "")
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 import json
 import signal
-import time
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from sb3_acer import ACER
 from sb3_acer.checkpoint import find_checkpoint, new_checkpoint
 from tests.helpers import in_a_fork
-from tests.mutations import memory_for, mutated, mutated_zip
+from tests.mutations import attempt, memory_for, mutated, mutated_zip
 
 
 def write(folder: Path, steps: int, keep: int = 2) -> None:
@@ -137,6 +137,7 @@ def test_a_manifest_without_what_it_must_say_is_an_error_that_names_the_checkpoi
         agent.learn(200, checkpoint=tmp_path)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="limits and measures memory as Linux does")
 @pytest.mark.filterwarnings("ignore:the environments begin new episodes")
 @pytest.mark.parametrize("n", [60, pytest.param(5000, marks=pytest.mark.slow)])
 def test_mutated_checkpoints_load_or_raise_one_error_that_names_them(n: int, tmp_path: Path) -> None:
@@ -156,17 +157,9 @@ def test_mutated_checkpoints_load_or_raise_one_error_that_names_them(n: int, tmp
             if name != "manifest.json":  # as whoever means harm would, else the checkpoint is not even found
                 manifest["files"][name] = len(content)
                 (path / "manifest.json").write_text(json.dumps(manifest))
-            start = time.process_time()
-            try:
-                ACER.load_checkpoint(tmp_path, env, device="cpu")
-                n_loaded += 1
-            except ValueError as error:
-                if str(tmp_path) not in str(error):
-                    wrong.append(f"{i}, {name}: {error}")
-            except Exception as error:
-                wrong.append(f"{i}, {name}: {type(error).__name__} {error}")
-            if time.process_time() - start > 5:
-                wrong.append(f"{i}, {name}: took long")
+            loaded, error = attempt(lambda: ACER.load_checkpoint(tmp_path, env, device="cpu"), str(tmp_path))
+            n_loaded += loaded
+            wrong += [f"{i}, {name}: {error}"] if error else []
             for each, whole in files.items():
                 (path / each).write_bytes(whole)
         assert used() < 2**30
