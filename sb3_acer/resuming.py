@@ -140,7 +140,7 @@ class ResumableAlgorithm(DataParallelAlgorithm):
             resumed = read_state(file, "the checkpoint")
             resumed.update(pickle.loads(resumed.pop("pickled").tobytes()))
             missing = {"env", "elapsed", "counters", "callback_envs", "logger", *_random_states()} - set(resumed)
-            require(not missing, "the checkpoint", "whole", f"one without {missing}")
+            require(not missing, "the checkpoint", "whole", f"one without {', '.join(sorted(missing))}")
         buffers = [found.path / _of_rank(_BUFFER, each) for each in range(n_ranks)]
         if is_same:
             model.load_replay_buffer(buffers[rank], truncate_last_traj=False)
