@@ -19,6 +19,7 @@ import torch.distributed as dist
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.env_util import make_vec_env
 
+from benchmarks.tables import record_speed
 from sb3_acer import ACER, distributed
 from sb3_acer.atari import make_atari_vec_env
 
@@ -113,19 +114,23 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--endings", type=int, default=20)
     options = parser.parse_args()
-    print("| gradient | all-reduce of 2 ranks, ms |\n| --- | --- |")
+    rows: list[tuple[str, str, int, float, str]] = []
     for name, n_numbers in SIZES.items():
         repeats = 200 if n_numbers < 10**5 else 15
-        print(f"| {name} | {on_ranks(milliseconds_of_all_reduce, 2, n_numbers, repeats)[0]:.2f} |", flush=True)
+        milliseconds = on_ranks(milliseconds_of_all_reduce, 2, n_numbers, repeats)[0]
+        rows.append(("all-reduce between two ranks", name, 0, milliseconds, "ms"))
+        print(f"all-reduce of {name} between two ranks: {milliseconds:.2f} ms", flush=True)
     for task in TASKS:
         rates: dict[int, list[float]] = {1: [], 2: []}
-        for _ in range(options.rounds):
+        for number in range(options.rounds):
             for n_ranks, found in rates.items():
                 rate, update = on_ranks(steps_per_second, n_ranks, task)[0]
                 found.append(rate)
+                rows.append((f"ranks, {task}", str(n_ranks), number, rate, "steps/s"))
                 print(f"{n_ranks} ranks: {rate:.0f} steps/s, {update:.2f} ms of wall time for each update", flush=True)
         ratios = [two / one for one, two in zip(rates[1], rates[2], strict=True)]
         print(f"{task}: 2 ranks over 1: {statistics.median(ratios):.2f}", flush=True)
+    record_speed(rows)
     ended = 0
     for number in range(options.endings):
         counts = on_ranks(short_run, 4, number)
