@@ -212,7 +212,7 @@ class Experiment(ExperimentManager):
         if self.stopped_by == signal.SIGTERM:  # there may be no time for more
             sys.exit(128 + self.stopped_by)
         self.draw_learning_curve()
-        if self.eval_freq > 0:  # otherwise the user has asked for no evaluation
+        if self.eval_freq > 0 and not self.stopped_by:  # otherwise the user has asked for no evaluation, or for an end
             self.evaluate(model, agent)
         own = [f" --gym-packages {' '.join(self.args.gym_packages)}"] if getattr(self.args, "gym_packages", []) else []
         watch = command("enjoy", self.algo, self.env_name.gym_id, self.log_folder)
