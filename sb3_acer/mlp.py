@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch as th
 from stable_baselines3.common.torch_layers import create_mlp
 from torch import nn
@@ -32,11 +33,17 @@ class Activation(NamedTuple):
     function: Callable[[th.Tensor], th.Tensor]
     backward: Callable[[th.Tensor, th.Tensor], th.Tensor]
     """gradient with respect to the input, from the gradient with respect to the output and the output"""
+    of_array: Callable[[np.ndarray], np.ndarray]
+    """in place"""
 
 
 ACTIVATIONS: dict[type[nn.Module], Activation] = {
-    nn.Tanh: Activation(th.tanh, th.ops.aten.tanh_backward.default),
-    nn.ReLU: Activation(th.relu, lambda gradient, output: th.ops.aten.threshold_backward(gradient, output, 0)),
+    nn.Tanh: Activation(th.tanh, th.ops.aten.tanh_backward.default, lambda array: np.tanh(array, out=array)),
+    nn.ReLU: Activation(
+        th.relu,
+        lambda gradient, output: th.ops.aten.threshold_backward(gradient, output, 0),
+        lambda array: np.maximum(array, 0, out=array),
+    ),
 }
 """activation functions that a :class:`Chain` differentiates itself"""
 
@@ -61,6 +68,8 @@ class Chain:
         self.modules = list(_flatten(modules))
         self.layers = _find_layers(self.modules)
         """None for a chain that autograd has to differentiate"""
+        self._places: list[int] = []
+        self._arrays: list[tuple[np.ndarray, np.ndarray | None, Activation | None]] = []  # the layers' own memory
 
     def __call__(self, input: th.Tensor) -> th.Tensor:
         if self.layers is None:
@@ -71,6 +80,29 @@ class Chain:
             input = F.linear(input, weight, bias)
             if activation is not None:
                 input = activation.function(input)
+        return input
+
+    def of_array(self, input: np.ndarray) -> np.ndarray:
+        """
+        The output for a few rows on the CPU, in a fraction of torch's time.
+
+        :param input: ``[N, I]``
+        :return: ``[N, O]``
+        """
+        assert self.layers is not None
+        places = [tensor.data_ptr() for layer in self.layers for tensor in layer[:2] if tensor is not None]
+        if self._places != places:  # the parameters have been moved
+            self._places = places
+            self._arrays = [
+                (weight.data.numpy().T, None if bias is None else bias.data.numpy(), activation)
+                for weight, bias, activation in self.layers
+            ]
+        for weight, bias, activation in self._arrays:
+            input = input @ weight
+            if bias is not None:
+                input += bias
+            if activation is not None:
+                input = activation.of_array(input)
         return input
 
     def forward(self, input: th.Tensor) -> list[th.Tensor]:

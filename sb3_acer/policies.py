@@ -20,6 +20,7 @@ from stable_baselines3.common.torch_layers import (
     NatureCNN,
 )
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
+from stable_baselines3.common.utils import obs_as_tensor
 from torch import nn
 
 from sb3_acer.checks import (
@@ -419,6 +420,7 @@ class ACERPolicy(PredictionInterface):
         self._build()
         self._pi_chain = Chain(self.pi_net, self.pi_head)
         self._q_chain = Chain(self.q_net, *self.q_head.layers)
+        self._acts_on_arrays = self._can_act_on_arrays()
         self.flat = FlatParameters(self)
         self.optimizer = self.flat.make_optimizer(self.optimizer_class, lr_schedule(1), self.optimizer_kwargs)
 
@@ -523,7 +525,15 @@ class ACERPolicy(PredictionInterface):
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if "flat" in self.__dict__:  # not while the policy is built
             self.flat.attach()
+            self._acts_on_arrays = self._can_act_on_arrays()
         return self
+
+    def _can_act_on_arrays(self) -> bool:
+        """Whether :meth:`step` is nothing but a chain of layers on the CPU."""
+        weight, own = self.pi_head.weight, type(self)
+        is_chain = self._is_vector and not self.state_size and self._pi_chain.layers is not None
+        is_plain = own.step is ACERPolicy.step and own.extract_features is ACERPolicy.extract_features
+        return is_chain and is_plain and weight.device.type == "cpu" and weight.dtype == th.float32
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         return {
@@ -610,6 +620,28 @@ class ACERPolicy(PredictionInterface):
             return self._statistics(self.extract_features(observations, self.features_extractor), masks), states
         latent, _, states = self._step(*self._features(observations), states)
         return self._statistics(latent, masks), states
+
+    def act(
+        self, observations: np.ndarray | dict[str, np.ndarray], states: np.ndarray, masks: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """
+        :meth:`step` on arrays, as rollouts need it.
+
+        :param observations: ``[N, ...]``, a dict of such for a Dict space
+        :param states: ``[N, W]``
+        :param masks: ``[N, P]``
+        :return: statistics of pi(.|x), ``[N, P]``, and the recurrent states after the step, ``[N, W]``
+        """
+        if self._acts_on_arrays and isinstance(observations, np.ndarray):
+            outputs = th.from_numpy(self._pi_chain.of_array(observations.astype(np.float32, copy=False)))
+            log_std = None if self.log_std is None else self.log_std.detach()
+            of_rows = None if masks is None else th.from_numpy(masks)
+            return self.family.statistics(outputs, log_std, of_rows).numpy(), states
+        with th.inference_mode():
+            of_rows = None if masks is None else th.from_numpy(masks).to(self.device)
+            tensors = obs_as_tensor(observations, self.device), th.from_numpy(states).to(self.device), of_rows
+            stats, after = self.step(*tensors)
+        return stats.cpu().numpy(), after.cpu().numpy()
 
     def judge(
         self, observations: PyTorchObs, states: th.Tensor, masks: th.Tensor | None = None

@@ -13,7 +13,7 @@ from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.save_util import load_from_zip_file
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, RolloutReturn, TrainFreq
-from stable_baselines3.common.utils import check_for_correct_spaces, obs_as_tensor
+from stable_baselines3.common.utils import check_for_correct_spaces
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_acer.arguments import check_env
@@ -232,11 +232,8 @@ class RolloutAlgorithm(OffPolicyAlgorithm):
         :return: actions for the environments, and the same as the policy sampled them
         """
         family = self.policy.family
-        observations = obs_as_tensor(self._last_obs, self.device)  # type: ignore[arg-type]
-        masks = None if self._masks is None else th.from_numpy(self._masks).to(self.device)
-        with th.inference_mode():
-            stats, states = self.policy.step(observations, th.from_numpy(self._states).to(self.device), masks)
-        self._behaviour, self._states_after = stats.cpu().numpy(), states.cpu().numpy()
+        assert self._last_obs is not None
+        self._behaviour, self._states_after = self.policy.act(self._last_obs, self._states, self._masks)
         actions = family.act(self._behaviour, self._rngs.actions.random((n_envs, family.n_components)))
         return family.to_env(actions), actions
 

@@ -69,6 +69,20 @@ def test_chains_have_the_outputs_and_gradients_of_their_modules(
     close(chains[0](inputs), found[0][0])
 
 
+@pytest.mark.parametrize("activations", [MODULES[name] for name in ("tanh", "ReLU", "both", "none")], ids=str)
+@pytest.mark.parametrize("bias", [True, False])
+def test_chains_of_arrays_have_the_outputs_of_their_modules(
+    activations: tuple[type[nn.Module], ...], bias: bool
+) -> None:
+    modules, inputs = network(activations, True, bias), th.randn(6, 4, dtype=th.float64)
+    chain, given = Chain(modules), inputs.numpy().copy()
+    for _ in range(2):
+        close(th.from_numpy(chain.of_array(given)), modules(inputs).detach())
+        assert (given == inputs.numpy()).all()
+        for parameter in modules.parameters():
+            parameter.data = th.randn_like(parameter)  # other memory
+
+
 def test_gradients_of_chains_are_added_to_what_is_there() -> None:
     module = network((nn.Tanh,), False)
     chain, inputs = Chain(module), th.randn(3, 4, dtype=th.float64)

@@ -491,6 +491,34 @@ def test_predictions_are_elements_of_the_action_space(
     np.testing.assert_allclose(action, mode[0], rtol=1e-5, atol=1e-6)
 
 
+@every_combination
+def test_acting_on_arrays_is_a_step(observation_space: Space, action_space: Space, recurrence: dict[str, Any]) -> None:
+    policy = make(observation_space, action_space, **recurrence)
+    rows = rows_of(observation_space, 5)
+    observations = {key: part.numpy() for key, part in rows.items()} if isinstance(rows, dict) else rows.numpy()
+    for _ in range(2):
+        states = th.randn(5, policy.state_size)
+        acted = policy.act(observations, states.numpy())
+        with th.no_grad():
+            for actual, expected in zip(acted, policy.step(rows, states), strict=True):
+                close(th.from_numpy(actual), expected)
+        policy.double().float()  # gives the parameters other memory
+        policy.pi_head.weight.data.add_(0.1 * th.randn_like(policy.pi_head.weight))
+
+
+def test_acting_uses_masks_and_a_step_of_ones_own() -> None:
+    class Uniform(MlpPolicy):
+        def step(self, observations: Any, states: th.Tensor, masks: Any = None) -> tuple[th.Tensor, th.Tensor]:
+            return th.full((len(observations), 4), 0.25), states
+
+    observations, states = np.zeros((2, 3), np.float32), np.zeros((2, 0), np.float32)
+    masks = np.array([[True, False, True, False], [False, False, False, True]])
+    stats, _ = make().act(observations, states, masks)
+    assert ((stats > 0) == masks).all()
+    np.testing.assert_allclose(stats.sum(-1), 1, rtol=1e-6)
+    assert (Uniform(VECTOR, DISCRETE, constant).act(observations, states)[0] == 0.25).all()
+
+
 @with_and_without_recurrence
 @every_action
 def test_stochastic_predictions_have_the_distribution_of_the_policy(
