@@ -1,6 +1,7 @@
 """
 Data-parallel training measured: what the all-reduce of gradients costs beside an update, environment steps a second of
-two ranks and of one in the same run, and whether runs of four ranks end.
+one rank, of two, and of two processes that share nothing but the machine, all in the same run, and whether runs of four
+ranks end.
 
     python -m benchmarks.distributed [--rounds 3] [--endings 20]
 """
@@ -26,13 +27,19 @@ from sb3_acer.atari import make_atari_vec_env
 SIZES = {"10 kB": 2_500, "7 MB": 1_750_000, "50 MB": 12_500_000}  # numbers of 4 bytes
 
 
-def on_ranks(function: Callable[..., Any], n_ranks: int, *args: Any, timeout: float = 300) -> list[Any]:
-    """What a function returns on each rank; None where it has not returned in time."""
+def on_ranks(
+    function: Callable[..., Any], n_ranks: int, *args: Any, timeout: float = 300, apart: bool = False
+) -> list[Any]:
+    """What a function returns on each rank, or in each of as many processes apart; None where it has not returned in
+    time."""
     context = multiprocessing.get_context("fork")
     with TemporaryDirectory() as folder:
         results = [context.SimpleQueue() for _ in range(n_ranks)]
         processes = [
-            context.Process(target=_run, args=(function, rank, n_ranks, f"file://{folder}/store", results[rank], args))
+            context.Process(
+                target=_run,
+                args=(function, rank, 1 if apart else n_ranks, f"file://{folder}/store", results[rank], args),
+            )
             for rank in range(n_ranks)
         ]
         for process in processes:
@@ -121,15 +128,18 @@ def main() -> None:
         rows.append(("all-reduce between two ranks", name, 0, milliseconds, "ms"))
         print(f"all-reduce of {name} between two ranks: {milliseconds:.2f} ms", flush=True)
     for task in TASKS:
-        rates: dict[int, list[float]] = {1: [], 2: []}
+        rates: dict[str, list[float]] = {"1": [], "2": [], "2 processes apart": []}
         for number in range(options.rounds):
-            for n_ranks, found in rates.items():
-                rate, update = on_ranks(steps_per_second, n_ranks, task)[0]
-                found.append(rate)
-                rows.append((f"ranks, {task}", str(n_ranks), number, rate, "steps/s"))
-                print(f"{n_ranks} ranks: {rate:.0f} steps/s, {update:.2f} ms of wall time for each update", flush=True)
-        ratios = [two / one for one, two in zip(rates[1], rates[2], strict=True)]
-        print(f"{task}: 2 ranks over 1: {statistics.median(ratios):.2f}", flush=True)
+            for ranks, found in rates.items():
+                apart = ranks.endswith("apart")
+                results = on_ranks(steps_per_second, int(ranks[0]), task, apart=apart)
+                found.append(sum(rate for rate, _ in results) if apart else results[0][0])
+                rows.append((f"ranks, {task}", ranks, number, found[-1], "steps/s"))
+                update = results[0][1]
+                print(f"{ranks}: {found[-1]:.0f} steps/s, {update:.2f} ms of wall time for each update", flush=True)
+        for ranks in ("2", "2 processes apart"):
+            ratios = [two / one for one, two in zip(rates["1"], rates[ranks], strict=True)]
+            print(f"{task}: {ranks} over 1: {statistics.median(ratios):.2f}", flush=True)
     record_speed(rows)
     ended = 0
     for number in range(options.endings):
