@@ -115,7 +115,7 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, Path]:
             sys.exit(f"sb3-acer run-atari: {folder} has a run: continue it with --resume, or use another --logdir")
         return options, folder
     if find_checkpoint(folder) is None:
-        sys.exit(f"sb3-acer run-atari: {folder} has no checkpoint to resume from")
+        sys.exit(f"sb3-acer run-atari: {folder} has no checkpoint to resume from: --env and --logdir name another run")
     parser.set_defaults(**json.loads(settings.read_text()))
     return parser.parse_args(arguments), folder
 
