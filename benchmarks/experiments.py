@@ -24,6 +24,7 @@ class Experiment:
     :param seeds: those that the results have; a number N in the file means 0 to N - 1
     :param label: its name in tables, if not the environment
     :param command: of sb3-acer: train or run-atari
+    :param ranks: number of processes that share the run under torchrun
     :param conf: where to take the entry from, as rl-zoo's -conf
     :param entry: another entry of acer.yml
     :param settings: the whole entry, written out
@@ -49,6 +50,7 @@ class Experiment:
     seeds: list[int] = field(default_factory=lambda: [0, 1, 2, 3, 4])
     label: str = ""
     command: str = "train"
+    ranks: int = 1
     conf: str = ""
     entry: str = ""
     settings: dict[str, Any] = field(default_factory=dict)
@@ -113,7 +115,9 @@ def command(experiment: Experiment, seed: int, folder: Path, steps: int = 0, dev
         line += ["--seed", str(seed), "--logdir", str(folder), "--device", device, *experiment.arguments]
         line += ["--num-timesteps", str(steps)] if steps else []
         return line + ["--resume"] * resumable(experiment, folder)
-    line = [sys.executable, "-m", "sb3_acer", "train", "--algo", experiment.algorithm, "--env", experiment.environment]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(experiment.ranks)]
+    line = [sys.executable, *(launcher if experiment.ranks > 1 else []), "-m", "sb3_acer", "train"]
+    line += ["--algo", experiment.algorithm, "--env", experiment.environment]
     line += ["--seed", str(seed), "-f", str(folder), "--verbose", "0", "--num-threads", "1", "--device", device]
     line += ["--n-eval-envs", str(experiment.n_eval_envs), "--eval-freq", str(experiment.eval_freq)]
     line += ["--eval-episodes", str(experiment.eval_episodes)]

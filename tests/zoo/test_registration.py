@@ -195,8 +195,9 @@ def test_every_entry_makes_an_acer_of_its_settings(
     config: str, entry: str, expected: dict[str, Any], shell: Path
 ) -> None:
     registration.register()
-    if entry.startswith("MiniGrid"):
-        import_module("minigrid")  # as --gym-packages does
+    for package in ("minigrid", "popgym"):
+        if entry.lower().startswith(package):
+            import_module(package)  # as --gym-packages does
     env_id = STAND_INS.get(entry, entry)
     experiment = ExperimentManager(
         Namespace(),
