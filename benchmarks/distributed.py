@@ -85,6 +85,10 @@ TASKS: dict[str, tuple[Callable[[], ACER], int]] = {
 }
 
 
+# The number of processes, and whether they train apart.
+VARIANTS = {"1": (1, False), "2": (2, False), "2 processes apart": (2, True)}
+
+
 def steps_per_second(task: str) -> tuple[float, float]:
     """
     :return: environment steps a second, of all ranks together, and milliseconds of wall time for each update
@@ -128,18 +132,17 @@ def main() -> None:
         rows.append(("all-reduce between two ranks", name, 0, milliseconds, "ms"))
         print(f"all-reduce of {name} between two ranks: {milliseconds:.2f} ms", flush=True)
     for task in TASKS:
-        rates: dict[str, list[float]] = {"1": [], "2": [], "2 processes apart": []}
+        rates: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
         for number in range(options.rounds):
-            for ranks, found in rates.items():
-                apart = ranks.endswith("apart")
-                results = on_ranks(steps_per_second, int(ranks[0]), task, apart=apart)
-                found.append(sum(rate for rate, _ in results) if apart else results[0][0])
-                rows.append((f"ranks, {task}", ranks, number, found[-1], "steps/s"))
-                update = results[0][1]
-                print(f"{ranks}: {found[-1]:.0f} steps/s, {update:.2f} ms of wall time for each update", flush=True)
-        for ranks in ("2", "2 processes apart"):
-            ratios = [two / one for one, two in zip(rates["1"], rates[ranks], strict=True)]
-            print(f"{task}: {ranks} over 1: {statistics.median(ratios):.2f}", flush=True)
+            for variant, (n_processes, apart) in VARIANTS.items():
+                results = on_ranks(steps_per_second, n_processes, task, apart=apart)
+                rate = sum(each for each, _ in results) if apart else results[0][0]
+                rates[variant].append(rate)
+                rows.append((f"ranks, {task}", variant, number, rate, "steps/s"))
+                print(f"{variant}: {rate:.0f} steps/s, {results[0][1]:.2f} ms of wall time for each update", flush=True)
+        for variant in list(VARIANTS)[1:]:
+            ratios = [two / one for one, two in zip(rates["1"], rates[variant], strict=True)]
+            print(f"{task}: {variant} over 1: {statistics.median(ratios):.2f}", flush=True)
     record_speed(rows)
     ended = 0
     for number in range(options.endings):

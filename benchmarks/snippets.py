@@ -1,6 +1,6 @@
 """
-Scores of the documentation's own snippets with other seeds: what a reader gets who runs them as printed. Snippets that
-train for less than 20,000 steps only show how something is done, and Atari takes hours: both are left out.
+Scores of the documentation's own snippets with other seeds: what a reader gets who runs them as printed. Left out are
+pages that only show how something is done, snippets of less than 20,000 steps, and Atari, which takes hours.
 
     python -m benchmarks.snippets [--seeds 11 12 13 14 15]
 """
