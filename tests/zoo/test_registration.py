@@ -179,6 +179,8 @@ def test_every_entry_has_what_the_zoo_needs() -> None:
     assert all(entry["n_timesteps"] >= 1 for entry in HYPERPARAMS.values())
 
 
+PACKAGES = {"minigrid": "minigrid", "popgym": "popgym", "minatar": "sb3_acer.zoo.minatar"}
+
 # Copies, since the zoo removes keys from the dict of a module.
 ENTRIES = [
     pytest.param(config, name, dict(settings), id=f"{config_name}-{name}")
@@ -195,9 +197,9 @@ def test_every_entry_makes_an_acer_of_its_settings(
     config: str, entry: str, expected: dict[str, Any], shell: Path
 ) -> None:
     registration.register()
-    for package in ("minigrid", "popgym"):
+    for package, module in PACKAGES.items():
         if entry.lower().startswith(package):
-            import_module(package)  # as --gym-packages does
+            import_module(module)  # as --gym-packages does
     env_id = STAND_INS.get(entry, entry)
     experiment = ExperimentManager(
         Namespace(),

@@ -1,0 +1,51 @@
+"""MinAtar's games and network."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch as th
+from torch import nn
+from torch.nn.functional import conv2d
+from torch.nn.utils import parameters_to_vector
+
+from sb3_acer import ACER
+from sb3_acer.zoo.minatar import MAX_EPISODE_STEPS, MinAtarCnn, MinAtarPolicy
+
+GAMES = ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders")
+
+
+@pytest.mark.parametrize("game", GAMES)
+def test_every_game_is_registered_with_a_time_limit(game: str) -> None:
+    spec = gym.spec(f"MinAtar/{game}-v1")
+    assert spec.max_episode_steps == MAX_EPISODE_STEPS
+    assert spec.kwargs["use_minimal_action_set"]
+
+
+def test_an_episode_that_never_ends_is_truncated() -> None:
+    env = gym.make("MinAtar/Freeway-v1", max_episode_steps=3)
+    env.reset(seed=0)
+    assert [env.step(0)[2:4] for _ in range(3)] == [(False, False), (False, False), (False, True)]
+
+
+def test_the_filters_slide_over_the_grid_and_see_all_channels_of_a_place() -> None:
+    space = gym.make("MinAtar/Seaquest-v1").observation_space
+    assert isinstance(space, gym.spaces.Box)
+    network = MinAtarCnn(space)
+    grids = th.as_tensor(np.stack([space.sample() for _ in range(4)])).float()
+    conv, dense = network.network[0], network.network[3]
+    assert isinstance(conv, nn.Conv2d)
+    assert isinstance(dense, nn.Linear)
+    maps = conv2d(th.einsum("nhwc->nchw", grids), conv.weight, conv.bias).relu()
+    expected = (maps.reshape(4, -1) @ dense.weight.T + dense.bias).relu()
+    th.testing.assert_close(network(grids), expected)
+
+
+def test_an_agent_trains_on_the_grids_as_they_are() -> None:
+    model = ACER(MinAtarPolicy, "MinAtar/Breakout-v1", replay_start=20, policy_kwargs={"net_arch": []}, seed=0)
+    before = parameters_to_vector(model.policy.parameters()).clone()
+    model.learn(100)
+    observations = model.replay_buffer.latest().observations
+    assert isinstance(observations, th.Tensor)
+    assert observations.shape[-3:] == (10, 10, 4)
+    assert set(observations.flatten().tolist()) == {0, 1}
+    assert not before.equal(parameters_to_vector(model.policy.parameters()))
