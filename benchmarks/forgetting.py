@@ -1,8 +1,8 @@
 """
 Why an agent loses what it has learnt: CartPole-v1's entry with replay buffers of two sizes, for many more steps than it
-takes to learn. Episodes of training have sampled actions.
+takes to learn. Episodes of training have sampled actions. Remedies, one at a time, with the smaller buffer.
 
-    python -m benchmarks.forgetting [--seeds 2001 2002 2003 2004] [--steps 80000]
+    python -m benchmarks.forgetting [--seeds 2001 2002 2003 2004] [--steps 80000] [--remedies gated mixed ...]
 
 Its rows in results/forgetting.csv are means over 4,000 steps: the share of episodes that end before 475 steps, how many
 failures the buffer holds, by how much the critic prefers the action that catches a falling pole, and how much less than
@@ -19,12 +19,20 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 from torch import nn
 
+from benchmarks import variants
 from benchmarks.tables import FORGETTING, RESULTS, Row, replace
 from sb3_acer import ACER
 from sb3_acer.hyperparams import hyperparams
 
 SIZES = (2048, 50_000)
 INTERVAL = 4000
+REMEDIES: dict[str, type[variants.Variant]] = {
+    "gated": variants.Gated,
+    "mixed": variants.Mixed,
+    "bounded step": variants.BoundedStep,
+    "average acts": variants.AverageActs,
+    "average bootstraps": variants.AverageBootstraps,
+}
 
 # Position, velocity, angle, angular velocity.
 SIDES = (-1, 1)
@@ -38,9 +46,9 @@ CENTRE = [[0, 0, 0, 0]]
 class Observer(BaseCallback):
     """Rows of one run."""
 
-    def __init__(self, buffer_size: int, seed: int) -> None:
+    def __init__(self, buffer_size: int, remedy: str, seed: int) -> None:
         super().__init__()
-        self.buffer_size, self.seed = buffer_size, seed
+        self.buffer_size, self.remedy, self.seed = buffer_size, remedy, seed
         self.rows: list[Row] = []
         self.lengths: list[float] = []
         self.failures: list[int] = []
@@ -60,8 +68,9 @@ class Observer(BaseCallback):
         if self.num_timesteps // INTERVAL > len(self.rows):
             step = self.num_timesteps // INTERVAL * INTERVAL
             lost = np.mean(np.array(self.lengths) < 475).item() if self.lengths else 0.0
-            row = (self.buffer_size, self.seed, step, len(self.lengths), lost, *np.mean(self.measured, 0).tolist())
-            self.rows.append(dict(zip(FORGETTING, (f"{value:.6g}" for value in row), strict=True)))
+            numbers = (self.seed, step, len(self.lengths), lost, *np.mean(self.measured, 0).tolist())
+            row = (str(self.buffer_size), self.remedy, *(f"{value:.6g}" for value in numbers))
+            self.rows.append(dict(zip(FORGETTING, row, strict=True)))
             self.lengths.clear()
             self.measured.clear()
 
@@ -86,11 +95,12 @@ def entry(**changes: Any) -> tuple[int, dict[str, Any]]:
     return n_envs, settings
 
 
-def observe(buffer_size: int, seed: int, steps: int) -> list[Row]:
+def observe(buffer_size: int, remedy: str, seed: int, steps: int) -> list[Row]:
     n_envs, settings = entry(buffer_size=buffer_size)
     env = VecNormalize(make_vec_env("CartPole-v1", n_envs, seed=seed), norm_obs=False, gamma=settings["gamma"])
-    observer = Observer(buffer_size, seed)
-    ACER(env=env, seed=seed, device="cpu", **settings).learn(steps, observer, log_interval=None)
+    observer = Observer(buffer_size, remedy, seed)
+    callbacks = [observer, *([REMEDIES[remedy]()] if remedy else [])]
+    ACER(env=env, seed=seed, device="cpu", **settings).learn(steps, callbacks, log_interval=None)
     return observer.rows
 
 
@@ -98,15 +108,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[2001, 2002, 2003, 2004])
     parser.add_argument("--steps", type=int, default=80_000)
+    parser.add_argument("--remedies", nargs="*", choices=REMEDIES, default=[], help="these instead of two buffer sizes")
     options = parser.parse_args()
     th.set_num_threads(1)
+    tried = [(SIZES[0], name) for name in options.remedies] or [(size, "") for size in SIZES]
     for seed in options.seeds:
-        for buffer_size in SIZES:
-            rows = observe(buffer_size, seed, options.steps)
-            replace(RESULTS / "forgetting.csv", FORGETTING, rows, ["buffer_size", "seed"])
+        for buffer_size, remedy in tried:
+            rows = observe(buffer_size, remedy, seed, options.steps)
+            replace(RESULTS / "forgetting.csv", FORGETTING, rows, ["buffer_size", "remedy", "seed"])
             late = rows[len(rows) // 2 :]
             lost = sum(float(row["lost"]) * float(row["episodes"]) for row in late)
-            print(f"buffer_size {buffer_size}, seed {seed}: {lost:.0f} episodes of the second half below 475 steps")
+            print(f"buffer_size {buffer_size} {remedy}, seed {seed}: {lost:.0f} episodes of the second half below 475")
 
 
 if __name__ == "__main__":

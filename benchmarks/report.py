@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import yaml
 from experiments import DEFINITIONS, Experiment, load_experiments
-from tables import RESULTS, Row, growth_per_hour, interquartile_mean, interval, read
+from tables import RESULTS, Row, growth_per_hour, interquartile_mean, interval, latest, read
 
 README = Path(__file__).with_name("README.md")
 TABLE = re.compile(r"(<!-- table: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -174,24 +174,29 @@ def study_commands() -> str:
 
 
 def forgetting() -> str:
-    """The second halves of long runs, by the size of the replay buffer."""
-    runs: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    """The second halves of long runs, by the size of the replay buffer and the remedy."""
+    runs: dict[tuple[str, str, str], list[Row]] = defaultdict(list)
     for row in read(RESULTS / "forgetting.csv"):
-        runs[row["buffer_size"], row["seed"]].append(row)
-    found: dict[str, list[list[float]]] = defaultdict(list)
-    for (buffer_size, _), rows in runs.items():
+        runs[row["buffer_size"], row["remedy"], row["seed"]].append(row)
+    found: dict[tuple[str, str], list[list[float]]] = defaultdict(list)
+    for (*tried, _), rows in runs.items():
         late = rows[len(rows) // 2 :]
         n_episodes = [float(row["episodes"]) for row in late]
         n_lost = sum(float(row["lost"]) * n for row, n in zip(late, n_episodes, strict=True))
         means = [float(np.mean([float(row[name]) for row in late])) for name in ("failures", "action_gap", "edge_gap")]
-        found[buffer_size].append([sum(n_episodes), n_lost, *means])
+        found[tried[0], tried[1]].append([sum(n_episodes), n_lost, *means])
     lines = []
-    for buffer_size, each in found.items():
+    for tried, each in found.items():
         n_episodes, _, *means = np.mean(each, 0)
         lost = ", ".join(f"{n_lost:.0f}" for _, n_lost, *_ in each)
-        lines.append([buffer_size, f"{lost} of {n_episodes:.0f}", *(f"{mean:.2g}" for mean in means)])
-    gaps = ["Q(catch) - Q(other), falling", "V(centre) - V(edge)"]
-    return markdown(["buffer_size", "episodes below 475, by seed", "failures in the buffer", *gaps], lines)
+        lines.append([*tried, f"{lost} of {n_episodes:.0f}", *(f"{mean:.2g}" for mean in means)])
+    measured = [
+        "episodes below 475, by seed",
+        "failures in the buffer",
+        "Q(catch) - Q(other), falling",
+        "V(centre) - V(edge)",
+    ]
+    return markdown(["buffer_size", "remedy", *measured], lines)
 
 
 def measured_memory() -> dict[str, list[tuple[float, float]]]:
@@ -268,6 +273,65 @@ def fill(text: str) -> str:
     return TABLE.sub(table, text)
 
 
+def curves_of(experiment: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Steps and mean rewards of the evaluations of each seed."""
+    rows: dict[str, list[Row]] = defaultdict(list)
+    for row in read(RESULTS / "curves.csv"):
+        if row["experiment"] == experiment:
+            rows[row["seed"]].append(row)
+    columns = {seed: [(float(row["step"]), float(row["mean"])) for row in each] for seed, each in rows.items()}
+    return {seed: (np.array(each)[:, 0], np.array(each)[:, 1]) for seed, each in columns.items()}
+
+
+def over_a_suite(
+    experiments: Sequence[str], scores: Sequence[Sequence[float]], scales: Sequence[float]
+) -> tuple[np.ndarray, np.ndarray]:
+    """
+    Mean over tasks of the interquartile mean over seeds, of normalised scores.
+
+    :param experiments: one of each task
+    :param scores: of each task those that count as 0, also before the first evaluation, and as 1
+    :param scales: of each task what a step counts for on the axis
+    :return: places on the axis, and the scores there
+    """
+    curves = [list(curves_of(name).values()) for name in experiments]
+    ends = [
+        (steps[0] * scale, steps[-1] * scale) for each, scale in zip(curves, scales, strict=True) for steps, _ in each
+    ]
+    at = np.geomspace(min(first for first, _ in ends), max(last for _, last in ends), 400)
+    found = []
+    for seeds, (low, high), scale in zip(curves, scores, scales, strict=True):
+        values = np.stack([latest(steps * scale, means, at, low) for steps, means in seeds], -1)
+        found.append((interquartile_mean(values) - low) / (high - low))
+    return at, np.mean(found, 0)
+
+
+def draw_suites(suites: dict[str, dict[str, Any]]) -> None:
+    """Algorithms over whole suites, against steps and against seconds of training."""
+    from matplotlib.figure import Figure
+
+    speeds = {row["variant"]: float(row["value"]) for row in read(RESULTS / "speed.csv")}
+    figure = Figure(figsize=(4 * len(suites), 6), layout="constrained")
+    grid = figure.subplots(2, len(suites), squeeze=False, sharey="col")
+    colours = {
+        name: f"C{i}" for i, name in enumerate(dict.fromkeys(n for each in suites.values() for n in each["lines"]))
+    }
+    for (above, below), (title, suite) in zip(grid.T, suites.items(), strict=True):
+        for algorithm, experiments in suite["lines"].items():
+            seconds = [1 / speeds[name] for name in experiments]
+            for axes, scales in ((above, [1.0] * len(experiments)), (below, seconds)):
+                line = over_a_suite(experiments, suite["scores"], scales)
+                axes.semilogx(*line, color=colours[algorithm], linewidth=2)
+        finish_panel(above, title)
+        finish_panel(below, "")
+        above.set_xlabel("environment steps")
+        below.set_xlabel("seconds of one core")
+    handles = [grid[0, 0].plot([], [], color=colour, linewidth=2)[0] for colour in colours.values()]
+    figure.legend(handles, list(colours), loc="outside upper center", ncols=len(colours), frameon=False)
+    figure.supylabel("normalised score", fontsize=10)
+    figure.savefig(RESULTS / "suites.png", dpi=110)
+
+
 def draw(name: str, panels: dict[str, dict[str, str]]) -> None:
     """Learning curves, a panel for each title: the interquartile mean over the seeds and its interval."""
     from matplotlib.figure import Figure  # not needed for --check
@@ -307,7 +371,7 @@ def finish_panel(axes: Any, title: str) -> None:
 
     axes.set_title(title, fontsize=10)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    axes.set_xlim(left=0)
+    axes.set_xlim(left=0 if axes.get_xscale() == "linear" else None)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.3)
 
@@ -340,8 +404,10 @@ def main() -> int:
             print("benchmarks/README.md is not what the CSVs give: run python benchmarks/report.py", file=sys.stderr)
         return int(filled != text)
     README.write_text(filled)
-    for name, panels in yaml.safe_load(DEFINITIONS.read_text())["figures"].items():
+    definitions = yaml.safe_load(DEFINITIONS.read_text())
+    for name, panels in definitions["figures"].items():
         draw(name, panels)
+    draw_suites(definitions["suite_figure"])
     draw_memory()
     return 0
 

@@ -16,7 +16,7 @@ Row = dict[str, str]
 # The columns of each table, then those that say which row it is. `deviation` is over episodes of one agent.
 FINAL = ("experiment", "algorithm", "environment", "actions", "seed", "steps", "mean", "deviation", "seconds")
 CURVES = ("experiment", "seed", "step", "mean", "deviation", "seconds")
-FORGETTING = ("buffer_size", "seed", "step", "episodes", "lost", "failures", "action_gap", "edge_gap")
+FORGETTING = ("buffer_size", "remedy", "seed", "step", "episodes", "lost", "failures", "action_gap", "edge_gap")
 SOAK = ("kind", "second", "mib", "steps")
 SNIPPETS = ("snippet", "seed", "mean")
 SPEED = ("benchmark", "variant", "run", "value", "unit")
@@ -27,7 +27,7 @@ NUMBERS = ("buffer_size", "seed", "step", "second")
 ORDERS: dict[tuple[str, ...], tuple[str, ...]] = {
     FINAL: ("experiment", "seed", "actions"),
     CURVES: ("experiment", "seed", "step"),
-    FORGETTING: ("buffer_size", "seed", "step"),
+    FORGETTING: ("buffer_size", "remedy", "seed", "step"),
     SOAK: ("kind", "second"),
     SNIPPETS: ("snippet", "seed"),
     SPEED: (),
@@ -99,6 +99,11 @@ def interval(values: np.ndarray, resamples: int = 10_000) -> tuple[float, float]
     drawn = np.random.default_rng(0).choice(values, (resamples, len(values)))
     low, high = np.percentile(interquartile_mean(drawn), [2.5, 97.5])
     return float(low), float(high)
+
+
+def latest(known: np.ndarray, values: np.ndarray, at: np.ndarray, before: float) -> np.ndarray:
+    """The last of ``values``, which are known from the ascending places ``known`` on, at each place of ``at``."""
+    return np.concatenate(([before], values))[np.searchsorted(known, at, "right")]
 
 
 def growth_per_hour(measured: Sequence[tuple[float, float]]) -> float:

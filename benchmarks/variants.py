@@ -15,6 +15,8 @@ from sb3_acer.buffer import SequenceBatch
 from sb3_acer.demonstrations.cloning import behaviour_cloning
 from sb3_acer.demonstrations.dataset import ExpertDataset
 from sb3_acer.demonstrations.recording import generate_expert_traj
+from sb3_acer.policies import Evaluation
+from sb3_acer.update import Update
 
 
 class Variant(BaseCallback):
@@ -51,6 +53,91 @@ class TraceRoot(Variant):
 
     def _on_training_start(self) -> None:
         self.model.policy.family.trace_root = self.root
+
+
+class Gated(Variant):
+    """Replayed states count only where the policy is close to the behaviour policy (LASER, arXiv:1909.11583)."""
+
+    limit = 0.1
+    """bound on KL(behaviour || policy)"""
+
+    def _on_training_start(self) -> None:
+        policy, sample = self.model.policy, self.model.replay_buffer.sample
+
+        def sample_gated(*args: Any, **kwargs: Any) -> SequenceBatch:
+            batch = sample(*args, **kwargs)
+            stats = policy.statistics(batch.observations, batch.states, batch.ends, batch.masks)
+            return batch._replace(weights=batch.weights * (policy.family.kl(batch.behaviour, stats) <= self.limit))
+
+        self.model.replay_buffer.sample = sample_gated  # type: ignore[method-assign]
+
+
+class Mixed(Variant):
+    """The first sequences of a replayed batch are those of the latest rollout (LASER)."""
+
+    def _on_training_start(self) -> None:
+        buffer = self.model.replay_buffer
+        gather, sample = buffer.gather, buffer.sample
+
+        def gather_mixed(slots: np.ndarray, envs: np.ndarray, *args: Any, **kwargs: Any) -> SequenceBatch:
+            n = min(buffer.n_envs, len(envs))
+            slots[:n], envs[:n] = buffer.pos - 1, np.arange(n)
+            return gather(slots, envs, *args, **kwargs)
+
+        def sample_mixed(*args: Any, **kwargs: Any) -> SequenceBatch:
+            buffer.gather = gather_mixed  # type: ignore[method-assign]
+            try:
+                return sample(*args, **kwargs)
+            finally:
+                buffer.gather = gather  # type: ignore[method-assign]
+
+        buffer.sample = sample_mixed  # type: ignore[method-assign]
+
+
+class BoundedStep(Variant):
+    """A step of the optimiser that moves the policy too far on its batch is halved until it does not."""
+
+    limit = 1e-4
+    """bound on the mean KL(before || after)"""
+
+    def _on_training_start(self) -> None:
+        policy, update = self.model.policy, self.model.update
+
+        def bounded(batch: SequenceBatch) -> Update:
+            def statistics() -> th.Tensor:
+                return policy.statistics(batch.observations, batch.states, batch.ends, batch.masks)
+
+            before, vectors = statistics(), [vector.detach().clone() for vector in policy.flat.vectors]
+            made = update(batch)
+            with th.no_grad():
+                while policy.family.kl(before, statistics()).mean() > self.limit:
+                    for old, new in zip(vectors, policy.flat.vectors, strict=True):
+                        new.lerp_(old, 0.5)
+            return made
+
+        self.model.update = bounded  # type: ignore[method-assign]
+
+
+class AverageActs(Variant):
+    """The average policy acts, so the behaviour changes slowly."""
+
+    def _on_training_start(self) -> None:
+        self.model.policy.act = self.model.average_policy.act  # type: ignore[method-assign]
+
+
+class AverageBootstraps(Variant):
+    """Retrace bootstraps from the values of the average network, as from a target network."""
+
+    def _on_training_start(self) -> None:
+        policy, average = self.model.policy, self.model.average_policy
+        evaluate = policy.evaluate
+
+        def with_average_values(*args: Any) -> Evaluation:
+            with th.no_grad():
+                next_values = average.evaluate(*args).next_values
+            return evaluate(*args)._replace(next_values=next_values)
+
+        policy.evaluate = with_average_values  # type: ignore[method-assign]
 
 
 class Clock(BaseCallback):
