@@ -23,6 +23,12 @@ LIBRARIES = tuple(
 )
 TEXT_OF_AN_ARGUMENT = "<string>"
 EXTRAS = {"box2d": "box2d", "mujoco": "mujoco", "classic_control": "zoo", "classic-control": "zoo", "atari": "atari"}
+# By the beginning of their ids: the module that registers them, and the extra that it needs.
+SUITES = {
+    "MiniGrid-": ("minigrid", "minigrid"),
+    "popgym-": ("popgym", "popgym"),
+    "MinAtar/": ("sb3_acer.zoo.minatar", "minatar"),
+}
 
 
 @contextmanager
@@ -71,6 +77,9 @@ def unknown_environment(env_id: str) -> str:
     """
     if re.search(r"NoFrameskip-|Deterministic-|^ALE/", env_id) and find_spec("ale_py") is None:
         return f"{env_id} needs ale-py: {how_to_install('atari')}"
+    for beginning, (module, extra) in SUITES.items():
+        if env_id.startswith(beginning) and module not in sys.modules:
+            return f"{env_id} needs the option --gym-packages {module} and its extra: {how_to_install(extra)}"
     near = get_close_matches(env_id, gym.envs.registry.keys(), n=1)
     return (
         f"--env must be the id of a registered environment, got {env_id!r}"

@@ -9,7 +9,7 @@ import pytest
 
 from sb3_acer.extras import how_to_install
 from sb3_acer.zoo import mistakes
-from sb3_acer.zoo.mistakes import explained, in_one_line, unknown_environment
+from sb3_acer.zoo.mistakes import SUITES, explained, in_one_line, unknown_environment
 from tests.zoo.conftest import sb3_acer
 
 KNOBS = """
@@ -102,6 +102,16 @@ def test_a_game_without_ale_py_is_named_with_its_extra(monkeypatch: pytest.Monke
     monkeypatch.setattr(mistakes, "find_spec", lambda name: None)
     for env_id in ("PongNoFrameskip-v4", "ALE/Pong-v5"):
         assert unknown_environment(env_id) == f"{env_id} needs ale-py: {how_to_install('atari')}"
+
+
+@pytest.mark.parametrize("env_id", ["MiniGrid-Empty-5x5-v0", "popgym-AutoencodeEasy-v0", "MinAtar/Seaquest-v1"])
+def test_a_suite_is_registered_by_an_option(env_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, extra = next(of_suite for beginning, of_suite in SUITES.items() if env_id.startswith(beginning))
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    expected = f"{env_id} needs the option --gym-packages {module} and its extra: {how_to_install(extra)}"
+    assert unknown_environment(env_id) == expected
+    monkeypatch.setitem(sys.modules, module, sys)
+    assert "must be the id of a registered environment" in unknown_environment(env_id)
 
 
 def test_errors_of_training_and_of_ones_own_code_keep_their_traceback() -> None:
