@@ -6,9 +6,9 @@ What small networks cost, on one thread, everything in one process and by interl
 - updates: an update over its floor, which is the same networks by plain functional calls: forward and backward, and the
   forward pass of the average policy
 - growth: steps per second with larger buffers, wider networks and more environments
-- training: steps per second of the experiments with a score to reach, by the runner's commands without evaluations
+- training: steps per second of the suites' experiments, by the runner's commands without evaluations
 
-    python benchmarks/speed.py [programs] [updates] [growth] [training] [--runs 7] [--steps 4000]
+    python benchmarks/speed.py [programs] [updates] [growth] [training] [--runs 7] [--steps 4000] [--suites minatar ...]
 """
 
 import argparse
@@ -39,6 +39,7 @@ from sb3_acer.mlp import Chain
 from sb3_acer.policies import ACERPolicy
 from sb3_acer.recurrent import LSTM
 
+SUITES = sorted({each.suite for each in load_experiments().values()})
 Measurement = tuple[str, str, int, float, str]
 LSTM_64 = {"policy_kwargs": {"lstm_hidden_size": 64}}
 
@@ -237,11 +238,11 @@ def fill(model: ACER) -> None:
     buffer.full = True
 
 
-def training(n_runs: int, steps: int) -> list[Measurement]:
+def training(suites: list[str], steps: int) -> list[Measurement]:
     """A run of each experiment, of a few times the steps: DQN fills its buffer first, and PPO's rollouts are long."""
     rows: list[Measurement] = []
     for each in load_experiments().values():
-        if not each.suite.startswith("classic") or each.solved is None:
+        if each.suite not in suites:
             continue
         with TemporaryDirectory() as folder:
             prepare(each, Path(folder))
@@ -258,14 +259,21 @@ def training(n_runs: int, steps: int) -> list[Measurement]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    benchmarks = {"programs": programs, "updates": updates, "growth": growth, "training": training}
-    parser.add_argument("benchmarks", nargs="*", help=f"{', '.join(benchmarks)}; all of them by default")
+    benchmarks = {"programs": programs, "updates": updates, "growth": growth}
+    names = [*benchmarks, "training"]
+    parser.add_argument("benchmarks", nargs="*", help=f"{', '.join(names)}; all of them by default")
     parser.add_argument("--runs", type=int, default=7)
     parser.add_argument("--steps", type=int, default=4000, help="environment steps of a run")
+    parser.add_argument(
+        "--suites", nargs="+", default=["classic", "classic_others"], choices=SUITES, help="of training"
+    )
     options = parser.parse_args()
     th.set_num_threads(1)
-    for name in options.benchmarks or benchmarks:
-        record_speed(benchmarks[name](options.runs, options.steps))
+    for name in options.benchmarks or names:
+        if name == "training":
+            record_speed(training(options.suites, options.steps))
+        else:
+            record_speed(benchmarks[name](options.runs, options.steps))
 
 
 if __name__ == "__main__":
