@@ -6,9 +6,9 @@ What small networks cost, on one thread, everything in one process and by interl
 - updates: an update over its floor, which is the same networks by plain functional calls: forward and backward, and the
   forward pass of the average policy
 - growth: steps per second with larger buffers, wider networks and more environments
-- training: steps per second of the suites' experiments, by the runner's commands without evaluations
+- training: steps per second of experiments, by the runner's commands without evaluations
 
-    python benchmarks/speed.py [programs] [updates] [growth] [training] [--runs 7] [--steps 4000] [--suites minatar ...]
+    python benchmarks/speed.py [programs] [updates] [growth] [training] [--runs 7] [--steps 4000] [--experiments NAME ...]
 """
 
 import argparse
@@ -39,7 +39,8 @@ from sb3_acer.mlp import Chain
 from sb3_acer.policies import ACERPolicy
 from sb3_acer.recurrent import LSTM
 
-SUITES = sorted({each.suite for each in load_experiments().values()})
+EXPERIMENTS = load_experiments()
+TIMED = [each.name for each in EXPERIMENTS.values() if each.suite.startswith("classic") and each.solved is not None]
 Measurement = tuple[str, str, int, float, str]
 LSTM_64 = {"policy_kwargs": {"lstm_hidden_size": 64}}
 
@@ -238,12 +239,10 @@ def fill(model: ACER) -> None:
     buffer.full = True
 
 
-def training(suites: list[str], steps: int) -> list[Measurement]:
+def training(names: list[str], steps: int) -> list[Measurement]:
     """A run of each experiment, of a few times the steps: DQN fills its buffer first, and PPO's rollouts are long."""
     rows: list[Measurement] = []
-    for each in load_experiments().values():
-        if each.suite not in suites:
-            continue
+    for each in map(EXPERIMENTS.__getitem__, names):
         with TemporaryDirectory() as folder:
             prepare(each, Path(folder))
             line = command(each, 0, Path(folder), 12 * steps)
@@ -264,14 +263,12 @@ def main() -> None:
     parser.add_argument("benchmarks", nargs="*", help=f"{', '.join(names)}; all of them by default")
     parser.add_argument("--runs", type=int, default=7)
     parser.add_argument("--steps", type=int, default=4000, help="environment steps of a run")
-    parser.add_argument(
-        "--suites", nargs="+", default=["classic", "classic_others"], choices=SUITES, help="of training"
-    )
+    parser.add_argument("--experiments", nargs="+", metavar="NAME", default=TIMED, choices=EXPERIMENTS, help="to train")
     options = parser.parse_args()
     th.set_num_threads(1)
     for name in options.benchmarks or names:
         if name == "training":
-            record_speed(training(options.suites, options.steps))
+            record_speed(training(options.experiments, options.steps))
         else:
             record_speed(benchmarks[name](options.runs, options.steps))
 
