@@ -8,7 +8,7 @@ What small networks cost, on one thread, everything in one process and by interl
 - growth: steps per second with larger buffers, wider networks and more environments
 - training: steps per second of experiments, by the runner's commands without evaluations
 
-    python benchmarks/speed.py [programs] [updates] [growth] [training] [--runs 7] [--steps 4000] [--experiments NAME ...]
+    python benchmarks/speed.py [programs] [updates] [growth] [training] [--runs 7] [--steps 4000] [--experiments ...]
 """
 
 import argparse
