@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.outcome import LOG, read_outcome
+from sb3_acer.zoo.mistakes import SUITES
 
 pytestmark = pytest.mark.slow
 
@@ -15,9 +16,9 @@ pytestmark = pytest.mark.slow
 def mean_reward(env_id: str, seed: int, folder: Path) -> float:
     """Of the final agent, over 100 episodes."""
     folder.mkdir()
-    package = env_id.split("-")[0].lower()
     line = f"-m sb3_acer train --env {env_id} --seed {seed} --n-eval-envs 5 --eval-freq 25000 --num-threads 1"
-    line += f" --gym-packages {package}" if package in ("minigrid", "popgym") else ""
+    for beginning, (module, _) in SUITES.items():
+        line += f" --gym-packages {module}" * env_id.startswith(beginning)
     with (folder / LOG).open("wb") as log:
         subprocess.run([sys.executable, *line.split(), "--device", "cpu", "-f", folder], stdout=log, check=True)
     return float(read_outcome(folder).scores[0].mean)
@@ -37,10 +38,15 @@ def test_cartpole_is_solved_within_30_000_steps_on_every_seed(tmp_path: Path) ->
         ("LunarLanderContinuous-v3", 200),
         ("MountainCarContinuous-v0", 95),
         ("InvertedPendulum-v5", 950),
+        ("HalfCheetah-v5", 3500),
         ("MiniGrid-DoorKey-5x5-v0", 0.95),
         ("MiniGrid-KeyCorridorS3R1-v0", 0.85),
         ("popgym-PositionOnlyCartPoleEasy-v0", 0.95),
         ("popgym-RepeatPreviousEasy-v0", 0.85),
+        ("MinAtar/Breakout-v1", 12),
+        ("MinAtar/SpaceInvaders-v1", 70),
+        ("MinAtar/Asterix-v1", 8),
+        ("MinAtar/Freeway-v1", 45),
     ],
 )
 def test_tasks_are_learnt_by_the_mean_of_three_seeds(env_id: str, at_least: float, tmp_path: Path) -> None:
