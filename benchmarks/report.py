@@ -309,6 +309,7 @@ def over_a_suite(
 def draw_suites(suites: dict[str, dict[str, Any]]) -> None:
     """Algorithms over whole suites, against steps and against seconds of training."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import NullFormatter
 
     speeds = {row["variant"]: float(row["value"]) for row in read(RESULTS / "speed.csv")}
     figure = Figure(figsize=(4 * len(suites), 6), layout="constrained")
@@ -322,6 +323,7 @@ def draw_suites(suites: dict[str, dict[str, Any]]) -> None:
             for axes, scales in ((above, [1.0] * len(experiments)), (below, seconds)):
                 line = over_a_suite(experiments, suite["scores"], scales)
                 axes.semilogx(*line, color=colours[algorithm], linewidth=2)
+                axes.xaxis.set_minor_formatter(NullFormatter())
         finish_panel(above, title)
         finish_panel(below, "")
         above.set_xlabel("environment steps")
