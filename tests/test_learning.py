@@ -39,6 +39,7 @@ def test_cartpole_is_solved_within_30_000_steps_on_every_seed(tmp_path: Path) ->
         ("MountainCarContinuous-v0", 95),
         ("InvertedPendulum-v5", 950),
         ("HalfCheetah-v5", 3500),
+        ("Hopper-v5", 2000),
         ("Walker2d-v5", 2500),
         ("MiniGrid-DoorKey-5x5-v0", 0.95),
         ("MiniGrid-KeyCorridorS3R1-v0", 0.85),
