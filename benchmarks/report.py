@@ -21,6 +21,7 @@ from tables import RESULTS, Row, growth_per_hour, interquartile_mean, interval, 
 README = Path(__file__).with_name("README.md")
 TABLE = re.compile(r"(<!-- table: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 EXPERIMENTS = load_experiments()
+SAMPLED = ", actions sampled"
 
 
 def number(value: float) -> str:
@@ -119,7 +120,7 @@ def learning(suite: str) -> str:
             seconds = [float(row["seconds"]) for row in agents if row["seconds"]]
             rows.append(
                 [
-                    label(experiment) + ", actions sampled" * (actions == "sampled"),
+                    label(experiment) + SAMPLED * (actions == "sampled"),
                     short(float(agents[0]["steps"])),
                     str(len(agents)),
                     score(agents),
@@ -138,10 +139,11 @@ def ablations() -> str:
     rows = []
     for each in EXPERIMENTS.values():
         if each.suite == "ablations":
-            reference = EXPERIMENTS[each.reference]
-            for agents, kept in zip(finals(each).values(), finals(reference).values(), strict=False):
-                tried = [each.environment, each.label, str(len(agents)), score(agents)]
-                rows.append([*tried, score(kept), each.lesson, f"`{each.name}`"])
+            reference = finals(EXPERIMENTS[each.reference])
+            for actions, agents in finals(each).items():
+                label_of_row = each.label + SAMPLED * (actions == "sampled")
+                tried = [each.environment, label_of_row, str(len(agents)), score(agents)]
+                rows.append([*tried, score(reference[actions]), each.lesson, f"`{each.name}`"])
     return markdown(["task", "tried", "seeds", "IQM [95 %]", "the entry", "learnt", "experiment"], rows)
 
 

@@ -21,12 +21,6 @@ def test_every_game_is_registered_with_a_time_limit(game: str) -> None:
     assert spec.kwargs["use_minimal_action_set"]
 
 
-def test_an_episode_that_never_ends_is_truncated() -> None:
-    env = gym.make("MinAtar/Freeway-v1", max_episode_steps=3)
-    env.reset(seed=0)
-    assert [env.step(0)[2:4] for _ in range(3)] == [(False, False), (False, False), (False, True)]
-
-
 def test_the_filters_slide_over_the_grid_and_see_all_channels_of_a_place() -> None:
     space = gym.make("MinAtar/Seaquest-v1").observation_space
     assert isinstance(space, gym.spaces.Box)

@@ -23,6 +23,7 @@ from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from sb3_acer import ACER
 from sb3_acer.hyperparams import old_zoo
 from sb3_acer.zoo import commands, registration
+from sb3_acer.zoo.mistakes import SUITES
 from sb3_acer.zoo.registration import convert_acer_params, entry_of, nearest_trial, sample_acer_params
 from tests.zoo.conftest import HYPERPARAMS
 
@@ -179,8 +180,6 @@ def test_every_entry_has_what_the_zoo_needs() -> None:
     assert all(entry["n_timesteps"] >= 1 for entry in HYPERPARAMS.values())
 
 
-PACKAGES = {"minigrid": "minigrid", "popgym": "popgym", "minatar": "sb3_acer.zoo.minatar"}
-
 # Copies, since the zoo removes keys from the dict of a module.
 ENTRIES = [
     pytest.param(config, name, dict(settings), id=f"{config_name}-{name}")
@@ -197,8 +196,8 @@ def test_every_entry_makes_an_acer_of_its_settings(
     config: str, entry: str, expected: dict[str, Any], shell: Path
 ) -> None:
     registration.register()
-    for package, module in PACKAGES.items():
-        if entry.lower().startswith(package):
+    for beginning, (module, _) in SUITES.items():
+        if entry.startswith(beginning):
             import_module(module)  # as --gym-packages does
     env_id = STAND_INS.get(entry, entry)
     experiment = ExperimentManager(
