@@ -107,7 +107,6 @@ class DataParallelAlgorithm(RolloutAlgorithm):
 
     def _meet(self, total_timesteps: int, reset_num_timesteps: bool) -> None:
         """Let all ranks begin as rank 0 does."""
-        distributed.meet()
         names = ("n_envs", "n_steps", "batch_size", "replay_ratio", "replay_start", "_log_interval", "num_timesteps")
         arguments = {"total_timesteps": total_timesteps, "reset_num_timesteps": reset_num_timesteps}
         buffer = {f"replay_buffer.{name}": getattr(self.replay_buffer, name) for name in ("step", "n_slots", "pos")}

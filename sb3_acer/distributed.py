@@ -2,11 +2,13 @@
 What the processes of a torch.distributed group, its ranks, tell each other in data-parallel training.
 
 Without a group, or in a group of one, the functions return at once. All others must be called by all ranks, in the same
-order. Objects are sent as pickles, so all ranks must be trusted.
+order. Ranks of one machine share memory for it, others send messages. Objects are sent as pickles, so all ranks must be
+trusted.
 """
 
 import io
 import os
+import pickle
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +20,9 @@ import numpy as np
 import psutil
 import torch as th
 import torch.distributed as dist
+
+from sb3_acer import shared_memory
+from sb3_acer.shared_memory import Board
 
 _LOST = "sb3_acer/lost"
 _SECONDS_TO_DIE = 5.0  # from the end of a process's connections to its own
@@ -88,11 +93,16 @@ def average(vectors: Sequence[th.Tensor]) -> None:
     :param vectors: of the same sizes on all ranks
     """
     n_ranks = world_size()
-    if n_ranks > 1:
-        with _lost_rank_named():
-            for vector in vectors:
+    if n_ranks == 1:
+        return
+    board = _board(dist.group.WORLD)
+    with _lost_rank_named():
+        for vector in vectors:
+            if board is None or vector.device.type != "cpu":
                 dist.all_reduce(vector)
-                vector.div_(n_ranks)
+            else:
+                board.sum(vector)
+            vector.div_(n_ranks)
 
 
 def gather(value: T) -> list[T]:
@@ -102,6 +112,14 @@ def gather(value: T) -> list[T]:
     """
     if world_size() == 1:
         return [value]
+    board = _board(dist.group.WORLD)
+    if board is None:
+        return _gather_by_messages(value)
+    with _lost_rank_named():
+        return [pickle.loads(of_rank) for of_rank in board.gather(pickle.dumps(value))]
+
+
+def _gather_by_messages(value: T) -> list[T]:
     values: list[Any] = [None] * world_size()
     with _lost_rank_named():
         dist.all_gather_object(values, value)
@@ -179,18 +197,22 @@ def pooled(common: Moments, of_ranks: Sequence[Moments]) -> Moments:
     return Moments(common.mean + shift, (before + squares) / count - shift**2, count)
 
 
-def meet() -> None:
-    """
-    Exchange the names of the processes, from which a rank that is lost is named later.
-    """
-    if world_size() > 1:
-        _processes(dist.group.WORLD)
+@lru_cache(maxsize=1)
+def _processes(group: Any) -> list[Process]:
+    """The processes of all ranks of a group, from which a rank that is lost is named later."""
+    return _gather_by_messages(Process(socket.gethostname(), os.getpid(), psutil.Process().create_time()))
 
 
 @lru_cache(maxsize=1)
-def _processes(group: Any) -> list[Process]:
-    """The processes of all ranks of a group."""
-    return gather(Process(socket.gethostname(), os.getpid(), psutil.Process().create_time()))
+def _board(group: Any) -> Board | None:
+    """Memory that all ranks of a group share; None where they cannot, on several machines for one."""
+    _processes(group)
+    (name, *_) = _gather_by_messages(shared_memory.create(world_size()) if rank() == 0 else "")
+    board = Board.open(name, rank(), world_size(), _require_all)
+    opened = _gather_by_messages(board is not None)
+    if name and rank() == 0:
+        os.unlink(name)
+    return board if all(opened) else None
 
 
 @contextmanager
@@ -218,14 +240,29 @@ def _find_lost() -> str:
         return ""
     ranks = list(enumerate(_processes(dist.group.WORLD)))
     deadline = time.monotonic() + _SECONDS_TO_DIE
-    here = socket.gethostname()
     while time.monotonic() < deadline:
-        ended = [f"rank {number} (process {each.pid})" for number, each in ranks if each.host == here and _ended(each)]
-        if ended:
-            return f"{' and '.join(ended)} of {len(ranks)} on {here} has ended"
+        if ended := _find_ended():
+            return ended
         time.sleep(0.05)
+    here = socket.gethostname()
     others = [f"{number} on {each.host}" for number, each in ranks if each.host != here]
     return f"a rank on another machine has ended, one of {', '.join(others)}" if others else ""
+
+
+def _find_ended() -> str:
+    """Which ranks on this machine have ended; empty if none has."""
+    here, ranks = socket.gethostname(), _processes(dist.group.WORLD)
+    of_here = [(number, each) for number, each in enumerate(ranks) if each.host == here]
+    ended = [f"rank {number} (process {each.pid})" for number, each in of_here if _ended(each)]
+    return f"{' and '.join(ended)} of {len(ranks)} on {here} has ended" if ended else ""
+
+
+def _require_all() -> None:
+    """
+    :raises RuntimeError: if a rank on this machine has ended
+    """
+    if ended := _find_ended():
+        raise RuntimeError(ended)
 
 
 def _ended(process: Process) -> bool:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 
-from sb3_acer import distributed
+from sb3_acer import distributed, shared_memory
 from sb3_acer.distributed import Moments
 from tests.ranks import Raised, on_ranks
 
@@ -61,7 +61,6 @@ def test_a_process_without_a_group_is_its_only_rank() -> None:
     vector, value = th.tensor([1.0, 2.0]), object()
     distributed.average([vector])
     distributed.require_equal({"anything": float("nan")})
-    distributed.meet()
     assert (distributed.rank(), distributed.world_size()) == (0, 1)
     assert distributed.gather(value) == [value]
     assert distributed.from_first(value) is value
@@ -70,6 +69,14 @@ def test_a_process_without_a_group_is_its_only_rank() -> None:
         assert distributed.world_size() == 1
 
 
+@pytest.fixture(params=["shared memory", "messages"])
+def by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How the ranks that a test starts tell each other."""
+    if request.param == "messages":
+        monkeypatch.setattr(shared_memory, "create", lambda n_ranks: "")
+
+
+@pytest.mark.usefixtures("by")
 def test_ranks_agree() -> None:
     def act(rank: int) -> Any:
         vector = th.tensor([rank, 0.1, 1 / (rank + 3)], dtype=th.float64)
@@ -89,10 +96,11 @@ def test_ranks_agree() -> None:
         np.testing.assert_allclose(vector, [1, 0.1, (1 / 3 + 1 / 4 + 1 / 5) / 3])
 
 
+@pytest.mark.usefixtures("by")
 @pytest.mark.parametrize("lost", [0, 2])
 def test_a_rank_that_is_killed_is_named_by_all_others(lost: int) -> None:
     def act(rank: int) -> Any:
-        distributed.meet()
+        distributed.gather(rank)
         if rank == lost:
             os.kill(os.getpid(), signal.SIGKILL)
         for _ in range(3):

@@ -1,0 +1,137 @@
+"""What ranks post on a board, all of them read."""
+
+import os
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch as th
+
+from sb3_acer import distributed, shared_memory
+from sb3_acer.shared_memory import PART, Board
+from tests.ranks import on_ranks
+
+HAS_BOARDS = platform.machine() == "x86_64" and Path("/dev/shm").is_dir()
+pytestmark = pytest.mark.skipif(not HAS_BOARDS, reason="ranks share memory on Linux, on x86 only")
+
+SIZES = [0, 1, 7, PART // 4, PART // 4 + 1, PART]
+
+
+@pytest.fixture
+def name() -> Any:
+    name = shared_memory.create(3)
+    yield name
+    os.unlink(name)
+
+
+def opened(name: str, rank: int, n_ranks: int = 3) -> Board:
+    board = Board.open(name, rank, n_ranks, lambda: None)
+    assert board is not None
+    return board
+
+
+def numbers(rank: int, size: int, dtype: th.dtype = th.float32) -> th.Tensor:
+    return th.randn(size, generator=th.Generator().manual_seed(100 * rank + size)).to(dtype)
+
+
+def test_sums_are_right_and_equal_on_all_ranks_to_the_bit(name: str) -> None:
+    def act(rank: int) -> Any:
+        board, random, found = opened(name, rank), np.random.default_rng(rank), []
+        for size in SIZES:
+            for dtype in (th.float32, th.float64):
+                time.sleep(random.uniform(0, 0.01))  # now one rank is first and now another
+                vector = numbers(rank, size, dtype)
+                board.sum(vector)
+                found.append(vector)
+        return found
+
+    results = on_ranks(act, 3)
+    pairs = [(size, dtype) for size in SIZES for dtype in (th.float32, th.float64)]
+    for (size, dtype), *vectors in zip(pairs, *results, strict=True):
+        th.testing.assert_close(vectors[0], sum(numbers(rank, size, dtype) for rank in range(3)))
+        assert all(th.equal(vector, vectors[0]) for vector in vectors)
+
+
+def test_a_sum_keeps_the_shape_of_a_matrix(name: str) -> None:
+    def act(rank: int) -> Any:
+        matrix = th.full((3, 5), float(rank + 1))
+        opened(name, rank).sum(matrix)
+        return matrix
+
+    for matrix in on_ranks(act, 3):
+        assert th.equal(matrix, th.full((3, 5), 6.0))
+
+
+def test_bytes_of_any_length_are_gathered(name: str) -> None:
+    lengths = [[0, 0, 0], [0, 5, PART], [2, 0, 0], [PART - 1, PART, PART + 1], [3 * PART + 2, 1, 0]]
+
+    def own(rank: int, turn: int) -> bytes:
+        return np.random.default_rng([rank, turn]).bytes(lengths[turn][rank])
+
+    def act(rank: int) -> Any:
+        board = opened(name, rank)
+        return [board.gather(own(rank, turn)) for turn in range(len(lengths))]
+
+    expected = [[own(rank, turn) for rank in range(3)] for turn in range(len(lengths))]
+    for result in on_ranks(act, 3):
+        assert result == expected
+
+
+def test_nobody_reads_a_part_before_or_after_its_turn(name: str) -> None:
+    def act(rank: int) -> Any:
+        board, random = opened(name, rank), np.random.default_rng(rank)
+        wrong = 0
+        for turn in range(3000):
+            if random.random() < 0.01:
+                time.sleep(0.001)
+            total = th.full((64,), float((rank + 1) * turn))
+            board.sum(total)
+            wrong += int((total != 6 * turn).sum())
+        return wrong
+
+    assert on_ranks(act, 3) == [0, 0, 0]
+
+
+def test_a_rank_that_waits_asks_whether_others_will_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_memory, "_LOOKS", 2)
+    monkeypatch.setattr(shared_memory, "_LOOKS_A_CHECK", 3)
+
+    def check() -> None:
+        raise RuntimeError("one has ended")
+
+    name = shared_memory.create(2)
+    board = Board.open(name, 0, 2, check)
+    os.unlink(name)
+    assert board is not None
+    with pytest.raises(RuntimeError, match="one has ended"):
+        board.sum(th.zeros(3))
+
+
+def test_a_rank_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    for constant, value in (("_LOOKS", 2), ("_LOOKS_A_CHECK", 3), ("_TIME_LIMIT", 0.0)):
+        monkeypatch.setattr(shared_memory, constant, value)
+    name = shared_memory.create(2)
+    board = opened(name, 0, 2)
+    os.unlink(name)
+    with pytest.raises(RuntimeError, match="the other ranks have not come within 0 seconds"):
+        board.sum(th.zeros(3))
+
+
+def test_without_room_there_is_no_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def no_room(*_: Any) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(shared_memory, "_FOLDER", tmp_path)
+    monkeypatch.setattr(os, "posix_fallocate", no_room)
+    assert shared_memory.create(2) == ""
+    assert not list(tmp_path.iterdir())
+    assert Board.open("", 0, 2, lambda: None) is None
+
+
+def test_nothing_is_left_in_memory() -> None:
+    before = set(Path("/dev/shm").glob("sb3_acer-*"))
+    on_ranks(lambda rank: distributed.gather(rank))
+    assert set(Path("/dev/shm").glob("sb3_acer-*")) <= before
