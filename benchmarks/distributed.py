@@ -3,7 +3,7 @@ Data-parallel training measured: what the all-reduce of gradients costs beside a
 one rank, of two, and of two processes that share nothing but the machine, all in the same run, and whether runs of four
 ranks end.
 
-    python -m benchmarks.distributed [--rounds 3] [--endings 20]
+    python -m benchmarks.distributed [--rounds 3] [--endings 20] [--tasks HalfCheetah ...]
 """
 
 import argparse
@@ -124,6 +124,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--endings", type=int, default=20)
+    parser.add_argument("--tasks", nargs="*", default=[""], metavar="PREFIX", help="beginnings of their names")
     options = parser.parse_args()
     rows: list[tuple[str, str, int, float, str]] = []
     for name, n_numbers in SIZES.items():
@@ -131,7 +132,7 @@ def main() -> None:
         milliseconds = on_ranks(milliseconds_of_all_reduce, 2, n_numbers, repeats)[0]
         rows.append(("all-reduce between two ranks", name, 0, milliseconds, "ms"))
         print(f"all-reduce of {name} between two ranks: {milliseconds:.2f} ms", flush=True)
-    for task in TASKS:
+    for task in [each for each in TASKS if each.startswith(tuple(options.tasks))]:
         rates: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
         for number in range(options.rounds):
             for variant, (n_processes, apart) in VARIANTS.items():
