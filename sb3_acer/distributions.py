@@ -156,7 +156,7 @@ class Family(ABC):
         :param other: ``[..., P]``
         :return: ``[..., P]``
         """
-        return _gradient(lambda x: self.kl(stats, x), other)
+        return _gradient(lambda x, constant: self.kl(constant, x), other, stats)
 
     def entropy_gradient(self, stats: th.Tensor) -> th.Tensor:
         """
@@ -176,7 +176,11 @@ class Family(ABC):
         :param weights: ``[..., K]``
         :return: ``[..., P]``
         """
-        return _gradient(lambda x: (weights * self.log_prob(x.unsqueeze(-2), actions)).sum(-1), stats)
+
+        def gain(x: th.Tensor, actions: th.Tensor, weights: th.Tensor) -> th.Tensor:
+            return (weights * self.log_prob(x.unsqueeze(-2), actions)).sum(-1)
+
+        return _gradient(gain, stats, actions, weights)
 
     def gain_gradient(
         self, stats: th.Tensor, actions: th.Tensor, weight: th.Tensor, candidates: th.Tensor, weights: th.Tensor
@@ -271,11 +275,12 @@ class Family(ABC):
         """
 
 
-def _gradient(function: Callable[[th.Tensor], th.Tensor], at: th.Tensor) -> th.Tensor:
+def _gradient(function: Callable[..., th.Tensor], at: th.Tensor, *constants: th.Tensor) -> th.Tensor:
     """Gradient of the function's values ``[...]`` with respect to the row of ``[..., P]`` that each depends on."""
-    with th.enable_grad():
-        x = at.detach().requires_grad_()
-        return th.autograd.grad(function(x).sum(), x, materialize_grads=True)[0]
+    with th.inference_mode(False), th.enable_grad():
+        x = at.detach().clone().requires_grad_()  # clones, since tensors of inference mode have no gradients
+        values = function(x, *(constant.clone() for constant in constants))
+        return th.autograd.grad(values.sum(), x, materialize_grads=True)[0]
 
 
 class Categorical(Family):

@@ -21,7 +21,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_acer import ACER, SequenceReplayBuffer
 from sb3_acer.buffer import SequenceBatch
-from sb3_acer.distributions import DiagonalGaussian
+from sb3_acer.distributions import DiagonalGaussian, Family
 from sb3_acer.policies import ACERPolicy, MlpPolicy
 from sb3_acer.recurrent import GRU, LSTM, Recurrent
 from sb3_acer.update import Settings, Update, compute_update, metrics
@@ -261,6 +261,19 @@ def test_an_update_of_any_size_is_the_written_out_update(
     gradients = th.autograd.grad(expected.loss, list(problem.policy.parameters()))
     for ours, theirs in zip(parameter_gradients(problem.policy, update), gradients, strict=True):
         close(ours, theirs, TOLERANCE)
+
+
+@every_action
+def test_a_family_without_gradients_of_its_own_has_the_same_update(
+    action_space: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = random_problem(action_space)
+    expected = problem.update()
+    for name in ("kl_gradient", "entropy_gradient", "score", "gain_gradient"):
+        monkeypatch.setattr(problem.policy.family, name, getattr(Family, name).__get__(problem.policy.family))
+    update = problem.update()
+    for name in ("g", "k", "z"):
+        close(getattr(update, name), getattr(expected, name), TOLERANCE)
 
 
 @every_action
