@@ -166,7 +166,7 @@ def listing(experiments: dict[str, Experiment], results: Path) -> str:
     lines = []
     for each in experiments.values():
         seeds = f"{len(finished_seeds(each, results).intersection(each.seeds))} of {len(each.seeds)} seeds"
-        lines.append(f"{each.suite:<15}{each.name:<48}{each.algorithm:<9}{each.environment:<27}{seeds}")
+        lines.append(f"{each.suite:<15}{each.name:<48}{each.algorithm:<9}{each.environment:<36}{seeds}")
     return "\n".join(lines)
 
 

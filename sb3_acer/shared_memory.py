@@ -1,6 +1,6 @@
 """
-What the ranks of one machine tell each other through memory that they share. This takes microseconds where a message
-takes a millisecond, as long as a small network's update.
+What the ranks of one machine tell each other through memory that they share. A message takes a millisecond, as long as
+a small network's update; this takes some microseconds.
 """
 
 import mmap
