@@ -496,6 +496,7 @@ class ACER(StableBaselinesInterface):
         update = update._replace(grad_norm=policy.flat.clip_grad_norm(self.max_grad_norm))
         self._require_finite_update(update)
         policy.optimizer.step()
+        distributed.average([buffer for buffer in policy.flat.buffers() if buffer.is_floating_point()])
         average.flat.average(policy.flat, self.alpha)
         return update
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from sb3_acer.storage import replacing
 
 FORMAT = "sb3-acer checkpoint 1"
-UNFINISHED = "unfinished"
+_UNFINISHED = "unfinished"
 """folder of the files of a checkpoint until it is whole"""
 _MANIFEST = "manifest.json"
 
@@ -57,7 +57,7 @@ def new_checkpoint(folder: str | Path, manifest: dict[str, Any], keep: int) -> I
     :raises OSError: if it cannot be written; the older ones are kept then
     """
     folder = Path(folder)
-    unfinished = folder / UNFINISHED
+    unfinished = folder / _UNFINISHED
     shutil.rmtree(unfinished, ignore_errors=True)  # of a program that was killed
     unfinished.mkdir(parents=True)
     try:

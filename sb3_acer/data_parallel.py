@@ -151,7 +151,6 @@ class DataParallelAlgorithm(RolloutAlgorithm):
         self._set_moments(
             [distributed.pooled(common, each) for common, each in zip(self._common, of_ranks, strict=True)]
         )
-        distributed.average([buffer for buffer in self.policy.flat.buffers() if buffer.is_floating_point()])
 
     def _update_info_buffer(self, infos: list[dict[str, Any]], dones: np.ndarray | None = None) -> None:
         """In a group the episodes of all ranks are taken down after the rollout, in the same order on all ranks."""

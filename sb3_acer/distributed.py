@@ -2,8 +2,8 @@
 What the processes of a torch.distributed group, its ranks, tell each other in data-parallel training.
 
 Without a group, or in a group of one, the functions return at once. All others must be called by all ranks, in the same
-order. Ranks of one machine share memory for it, others send messages. Objects are sent as pickles, so all ranks must be
-trusted.
+order. On one machine they share memory where they can; otherwise they send messages. Objects are sent as pickles, so
+all ranks must be trusted.
 """
 
 import io
@@ -11,9 +11,9 @@ import os
 import pickle
 import socket
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from functools import lru_cache
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -21,11 +21,10 @@ import psutil
 import torch as th
 import torch.distributed as dist
 
-from sb3_acer import shared_memory
-from sb3_acer.shared_memory import Board
+from sb3_acer.shared_memory import Board, ExchangeError, shared_file
 
 _LOST = "sb3_acer/lost"
-_SECONDS_TO_DIE = 5.0  # from the end of a process's connections to its own
+_SECONDS_TO_DIE = 5.0  # between the end of a process's connections and that of the process
 
 T = TypeVar("T")
 
@@ -46,9 +45,23 @@ class Process(NamedTuple):
     """The process of a rank."""
 
     host: str
+    namespace: str
+    """in which its number is its own, on Linux"""
     pid: int
-    created: float
-    """seconds since the epoch: a process's number may be given again"""
+
+
+class Group(NamedTuple):
+    """What is known of the group that this process is in."""
+
+    world: Callable[[], Any]
+    """a weak reference to torch's group"""
+    processes: list[Process]
+    """of all ranks"""
+    board: Board | None
+    """memory that all ranks share; None where they cannot"""
+
+
+_group: Group | None = None
 
 
 def world_size() -> int:
@@ -83,6 +96,7 @@ def torchrun_group() -> Iterator[None]:
     try:
         yield
     finally:
+        _leave()
         dist.destroy_process_group()
 
 
@@ -90,19 +104,22 @@ def average(vectors: Sequence[th.Tensor]) -> None:
     """
     Replace vectors by their means over the ranks, which are equal on all ranks to the bit.
 
-    :param vectors: of the same sizes on all ranks
+    :param vectors: of the same sizes and dtypes on all ranks
     """
     n_ranks = world_size()
-    if n_ranks == 1:
+    if n_ranks == 1 or not vectors:
         return
-    board = _board(dist.group.WORLD)
-    with _lost_rank_named():
-        for vector in vectors:
-            if board is None or vector.device.type != "cpu":
-                dist.all_reduce(vector)
+    board = _own_group().board
+    for vector in vectors:
+        whole = vector.contiguous()
+        with _exchange():
+            if board is None or whole.device.type != "cpu":
+                dist.all_reduce(whole)
             else:
-                board.sum(vector)
-            vector.div_(n_ranks)
+                board.sum(whole)
+        whole.div_(n_ranks)
+        if whole is not vector:
+            vector.copy_(whole)
 
 
 def gather(value: T) -> list[T]:
@@ -112,16 +129,18 @@ def gather(value: T) -> list[T]:
     """
     if world_size() == 1:
         return [value]
-    board = _board(dist.group.WORLD)
+    board = _own_group().board
     if board is None:
         return _gather_by_messages(value)
-    with _lost_rank_named():
-        return [pickle.loads(of_rank) for of_rank in board.gather(pickle.dumps(value))]
+    own = pickle.dumps(value)
+    with _exchange():
+        of_ranks = board.gather(own)
+    return [pickle.loads(each) for each in of_ranks]
 
 
 def _gather_by_messages(value: T) -> list[T]:
     values: list[Any] = [None] * world_size()
-    with _lost_rank_named():
+    with _exchange():
         dist.all_gather_object(values, value)
     return values
 
@@ -158,10 +177,7 @@ def from_first(value: T) -> T:
     file = io.BytesIO()
     if rank() == 0:
         th.save(value, file)
-    sent = [file.getvalue()]
-    with _lost_rank_named():
-        dist.broadcast_object_list(sent)
-    received: T = th.load(io.BytesIO(sent[0]), "cpu", weights_only=False)
+    received: T = th.load(io.BytesIO(gather(file.getvalue())[0]), "cpu", weights_only=False)
     return received
 
 
@@ -197,77 +213,112 @@ def pooled(common: Moments, of_ranks: Sequence[Moments]) -> Moments:
     return Moments(common.mean + shift, (before + squares) / count - shift**2, count)
 
 
-@lru_cache(maxsize=1)
-def _processes(group: Any) -> list[Process]:
-    """The processes of all ranks of a group, from which a rank that is lost is named later."""
-    return _gather_by_messages(Process(socket.gethostname(), os.getpid(), psutil.Process().create_time()))
+def _own_group() -> Group:
+    """Of this process. The ranks make themselves known to each other at their first exchange."""
+    global _group
+    if _group is None or _group.world() is not dist.group.WORLD:
+        _group = None
+        processes = _gather_by_messages(Process(*_here(), os.getpid()))
+        _group = Group(weakref.ref(dist.group.WORLD), processes, _open_board(processes))
+    return _group
 
 
-@lru_cache(maxsize=1)
-def _board(group: Any) -> Board | None:
-    """Memory that all ranks of a group share; None where they cannot, on several machines for one."""
-    _processes(group)
-    (name, *_) = _gather_by_messages(shared_memory.create(world_size()) if rank() == 0 else "")
-    board = Board.open(name, rank(), world_size(), _require_all)
-    opened = _gather_by_messages(board is not None)
-    if name and rank() == 0:
-        os.unlink(name)
+def _here() -> tuple[str, str]:
+    """This machine, and the namespace of process numbers."""
+    try:
+        return socket.gethostname(), os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return socket.gethostname(), ""
+
+
+def _open_board(processes: list[Process]) -> Board | None:
+    if len({each[:2] for each in processes}) > 1:
+        return None
+    with shared_file(world_size()) if rank() == 0 else nullcontext("") as own_name:
+        name = _gather_by_messages(own_name)[0]
+        board = Board.open(name, rank(), world_size(), _require_all, _timeout())
+        opened = _gather_by_messages(board is not None)
     return board if all(opened) else None
 
 
+def _timeout() -> float:
+    """Seconds that the group waits for a message."""
+    try:
+        backend: Any = dist.group.WORLD._get_backend(th.device("cpu"))  # type: ignore[union-attr]
+        return float(backend.options._timeout.total_seconds())
+    except (AttributeError, RuntimeError):  # a group for GPUs alone
+        return 1800.0
+
+
+def _leave() -> None:
+    """Others that wait for this rank hear that it has left."""
+    global _group
+    if _group is not None and _group.board is not None:
+        _group.board.leave()
+    _group = None
+
+
 @contextmanager
-def _lost_rank_named() -> Iterator[None]:
+def _exchange() -> Iterator[None]:
     """
-    :raises RankError: in place of the error of a connection, which does not say whose it was
+    An exchange between the ranks. If it ends in its midst, this rank has left the group.
+
+    :raises RankError: in place of errors that do not say which rank was lost
     """
     try:
         yield
-    except RankError:
+    except BaseException as error:
+        reason = ""
+        if isinstance(error, ExchangeError):
+            reason = str(error)
+        elif isinstance(error, RuntimeError):
+            reason = _find_lost()
+        if reason:
+            # The others leave next. They find the first reason, unless the store was in the process that has ended.
+            with suppress(RuntimeError):
+                reason = dist.distributed_c10d._get_default_store().compare_set(_LOST, "", reason).decode()
+        if _group is not None and _group.board is not None:
+            _group.board.leave(in_midst=True)
+        if reason:
+            raise RankError(f"training stops: {reason}") from error
         raise
-    except RuntimeError as error:
-        lost = _find_lost()
-        if not lost:
-            raise
-        # The others leave next. They find the first message, unless the store was in the process that has ended.
-        with suppress(RuntimeError):
-            lost = dist.distributed_c10d._get_default_store().compare_set(_LOST, "", lost).decode()
-        raise RankError(f"training stops: {lost}") from error
 
 
 def _find_lost() -> str:
     """Which ranks on this machine have ended, or which may have, on others; empty if none is known."""
-    if not _processes.cache_info().currsize:
+    if _group is None:
         return ""
-    ranks = list(enumerate(_processes(dist.group.WORLD)))
     deadline = time.monotonic() + _SECONDS_TO_DIE
     while time.monotonic() < deadline:
         if ended := _find_ended():
             return ended
         time.sleep(0.05)
-    here = socket.gethostname()
-    others = [f"{number} on {each.host}" for number, each in ranks if each.host != here]
+    others = [f"{number} on {each.host}" for number, each in enumerate(_group.processes) if each[:2] != _here()]
     return f"a rank on another machine has ended, one of {', '.join(others)}" if others else ""
 
 
 def _find_ended() -> str:
     """Which ranks on this machine have ended; empty if none has."""
-    here, ranks = socket.gethostname(), _processes(dist.group.WORLD)
-    of_here = [(number, each) for number, each in enumerate(ranks) if each.host == here]
-    ended = [f"rank {number} (process {each.pid})" for number, each in of_here if _ended(each)]
-    return f"{' and '.join(ended)} of {len(ranks)} on {here} has ended" if ended else ""
+    assert _group is not None
+    ended = [
+        f"rank {number} (process {each.pid})"
+        for number, each in enumerate(_group.processes)
+        if each[:2] == _here() and _has_ended(each.pid)
+    ]
+    verb = "has" if len(ended) == 1 else "have"
+    return f"{' and '.join(ended)} of {len(_group.processes)} on {_here()[0]} {verb} ended" if ended else ""
 
 
 def _require_all() -> None:
     """
-    :raises RuntimeError: if a rank on this machine has ended
+    :raises ExchangeError: if a rank on this machine has ended
     """
     if ended := _find_ended():
-        raise RuntimeError(ended)
+        raise ExchangeError(ended)
 
 
-def _ended(process: Process) -> bool:
+def _has_ended(pid: int) -> bool:
     try:
-        found = psutil.Process(process.pid)
-        return bool(found.status() == psutil.STATUS_ZOMBIE or found.create_time() != process.created)
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return True

@@ -86,7 +86,7 @@ class FlatParameters:
 
     def attach(self) -> None:
         """Make the views anew, after something has replaced the parameters' memory: a move to another device, say."""
-        self._buffers: list[th.Tensor] | None = None  # a copy's module may not be complete yet
+        self._owners: list[tuple[nn.Module, str]] | None = None  # of buffers; a copy's module may not be complete yet
         self._gradients: list[th.Tensor | None] = [None] * len(self.parameters)
         self._frozen: list[tuple[nn.Parameter, th.Tensor]] = []
         for vector, group in zip(self.vectors, self._groups, strict=True):
@@ -216,6 +216,7 @@ class FlatParameters:
 
     def buffers(self) -> list[th.Tensor]:
         """The module's buffers. Walking through the modules to find them takes as long as a layer does."""
-        if self._buffers is None:
-            self._buffers = list(self._module.buffers())
-        return self._buffers
+        if self._owners is None:
+            self._owners = [(owner, name) for owner in self._module.modules() for name in owner._buffers]
+        found = (owner._buffers[name] for owner, name in self._owners)  # a module may assign its buffers anew
+        return [buffer for buffer in found if buffer is not None]

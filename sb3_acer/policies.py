@@ -637,7 +637,7 @@ class ACERPolicy(PredictionInterface):
             log_std = None if self.log_std is None else self.log_std.detach()
             of_rows = None if masks is None else th.from_numpy(masks)
             return self.family.statistics(outputs, log_std, of_rows).numpy(), states
-        with th.inference_mode():
+        with th.no_grad():  # tensors of inference mode, kept by a module, would be of no use in training
             of_rows = None if masks is None else th.from_numpy(masks).to(self.device)
             tensors = obs_as_tensor(observations, self.device), th.from_numpy(states).to(self.device), of_rows
             stats, after = self.step(*tensors)

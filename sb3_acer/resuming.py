@@ -8,7 +8,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
@@ -21,7 +21,7 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Rollout
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_acer import distributed
-from sb3_acer.checkpoint import UNFINISHED, Checkpoint, find_checkpoint, new_checkpoint
+from sb3_acer.checkpoint import Checkpoint, find_checkpoint, new_checkpoint
 from sb3_acer.checks import check_integer, require
 from sb3_acer.data_parallel import DataParallelAlgorithm, generators_of_rank
 from sb3_acer.env_state import EnvState, EnvStateError, get_env_state, set_env_state
@@ -87,10 +87,11 @@ class ResumableAlgorithm(DataParallelAlgorithm):
             "threads": th.get_num_threads(),
             "ranks": distributed.world_size(),
         }
-        is_first = distributed.rank() == 0
-        with new_checkpoint(folder, manifest, keep) if is_first else nullcontext(Path(folder) / UNFINISHED) as files:
-            distributed.gather("there is the folder")
+        new = new_checkpoint(folder, manifest, keep) if distributed.rank() == 0 else nullcontext(Path(folder))
+        with ExitStack() as stack:  # each step on all ranks, or an error on all
+            files = distributed.together(lambda: stack.enter_context(new))[0]
             distributed.together(lambda: self._write_files(files, training))
+            distributed.together(stack.close)
         found = distributed.from_first(find_checkpoint(folder))
         assert found is not None
         return found.path

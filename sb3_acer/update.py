@@ -89,16 +89,16 @@ def compute_update(
     sequences = batch.observations, batch.actions, batch.states, batch.ends, *finals
     masks = batch.masks, batch.final_masks
     evaluation = policy.evaluate(*sequences, settings.n_action_samples, rng, *masks)
+    average = average_policy.statistics(batch.observations, batch.states, batch.ends, batch.masks)
     with th.inference_mode():  # no backward pass goes through the rest; recording one takes a tenth of an update
-        return _gradients(policy.family, average_policy, batch, settings, evaluation)
+        return _gradients(policy.family, evaluation, average, batch, settings)
 
 
 def _gradients(
-    family: Family, average_policy: ACERPolicy, batch: SequenceBatch, settings: Settings, evaluation: Evaluation
+    family: Family, evaluation: Evaluation, average: th.Tensor, batch: SequenceBatch, settings: Settings
 ) -> Update:
     """See :func:`compute_update`."""
     c, ends = settings.correction_term, batch.ends
-    average = average_policy.statistics(batch.observations, batch.states, ends, batch.masks)
     stats, values, q_values = (tensor.detach() for tensor in (evaluation.stats, evaluation.values, evaluation.q_values))
     ratio, candidate_ratios = family.ratios(stats, batch.behaviour, batch.actions, evaluation.candidates)
 

@@ -10,6 +10,7 @@ import gymnasium as gym
 import numpy as np
 import torch as th
 from gymnasium import spaces
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 
 
 class Constant(gym.Env[Any, Any]):
@@ -181,3 +182,15 @@ def in_a_fork(run: Callable[[], None], seconds: float | None = None) -> int:
         time.sleep(seconds)
         os.kill(child, signal.SIGKILL)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+class NormalisedFeatures(BaseFeaturesExtractor):
+    """Batch normalisation of the observations, whose running means are buffers of the network."""
+
+    def __init__(self, observation_space: spaces.Box) -> None:
+        super().__init__(observation_space, observation_space.shape[0])
+        self.norm = th.nn.BatchNorm1d(observation_space.shape[0])
+
+    def forward(self, observations: th.Tensor) -> th.Tensor:
+        normalised: th.Tensor = self.norm(observations)
+        return normalised

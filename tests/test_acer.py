@@ -26,6 +26,7 @@ from stable_baselines3.common.envs import (
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import KVWriter, Logger
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.utils import ConstantSchedule
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecFrameStack, VecNormalize
 
@@ -1350,3 +1351,24 @@ def test_an_lstm_learns_the_t_maze(seed: int) -> None:
     settings = {"n_steps": 20, "batch_size": 16, "gamma": 0.98, "seed": seed}
     assert reached("MlpLstmPolicy", TMaze, 10, 60_000, lstm_hidden_size=32, **settings) > 3.8
     assert reached("MlpPolicy", TMaze, 10, 20_000, **settings) < 2.5
+
+
+class Scaled(BaseFeaturesExtractor):
+    """Makes a tensor when it is called first, as positions of a transformer are often made."""
+
+    def __init__(self, observation_space: spaces.Box) -> None:
+        super().__init__(observation_space, observation_space.shape[0])
+        self.layer = th.nn.Linear(self.features_dim, self.features_dim)
+        self.scale: th.Tensor | None = None
+
+    def forward(self, observations: th.Tensor) -> th.Tensor:
+        if self.scale is None:
+            self.scale = th.ones(self.features_dim)
+        scaled: th.Tensor = self.layer(observations) * self.scale
+        return scaled
+
+
+def test_a_module_may_keep_tensors_that_it_made_while_acting() -> None:
+    kwargs = {"features_extractor_class": Scaled, "net_arch": [8]}
+    model = ACER("MlpPolicy", "CartPole-v1", policy_kwargs=kwargs, n_steps=8, replay_start=16, seed=0).learn(64)
+    assert model._n_updates >= 8

@@ -13,12 +13,15 @@ from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EvalC
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import KVWriter, Logger
 from stable_baselines3.common.running_mean_std import RunningMeanStd
+from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecNormalize
 
-from sb3_acer import ACER
+from sb3_acer import ACER, checkpoint
 from sb3_acer.buffer import SequenceBatch
 from sb3_acer.checkpoint import find_checkpoint
-from tests.helpers import Recorder
+from sb3_acer.distributed import RankError
+from sb3_acer.shared_memory import Board
+from tests.helpers import NormalisedFeatures, Recorder
 from tests.ranks import Raised, on_ranks
 from tests.test_resuming import KillAt, Killed, state_of
 from tests.test_resuming import require_same as require_same_state
@@ -337,25 +340,29 @@ def test_training_begins_with_what_rank_0_has_learnt() -> None:
     assert np.abs(ours[0] - first[0]).max() < 0.1
 
 
-def checkpointed(folder: Path, n_steps: int, stop_at: int | None = None) -> ACER:
+def checkpointed(folder: Path, n_steps: int, stop_at: int | None = None, **arguments: Any) -> ACER:
     """A program that is started again after it was killed."""
-    model = make_model(VecNormalize(make_vec_env("CartPole-v1", 2)), replay_ratio=1)
+    model = make_model(VecNormalize(make_vec_env("CartPole-v1", 2)), replay_ratio=1, **arguments)
     model.learn(n_steps, None if stop_at is None else KillAt(stop_at), checkpoint=folder, checkpoint_freq=100)
     return model
 
 
-def test_training_that_was_killed_continues_to_the_bit_on_as_many_ranks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("extractor", [FlattenExtractor, NormalisedFeatures])
+def test_training_that_was_killed_continues_to_the_bit_on_as_many_ranks(extractor: Any, tmp_path: Path) -> None:
     def act(rank: int) -> Any:
-        whole = state_of(checkpointed(tmp_path / "whole", 320))
+        policy_kwargs: dict[str, Any] = {"policy_kwargs": {"net_arch": [8], "features_extractor_class": extractor}}
+        whole = state_of(checkpointed(tmp_path / "whole", 320, **policy_kwargs))
         with pytest.raises(Killed):
-            checkpointed(tmp_path / "parts", 320, 250)
-        return whole, state_of(checkpointed(tmp_path / "parts", 320))
+            checkpointed(tmp_path / "parts", 320, 250, **policy_kwargs)
+        return whole, state_of(checkpointed(tmp_path / "parts", 320, **policy_kwargs))
 
     results = on_ranks(act)
     for result in results:
         assert isinstance(result, tuple), result
         require_same_state(*result)
     assert not np.array_equal(results[0][0][".observations"], results[1][0][".observations"])
+    for name in [name for name in results[0][0] if "running" in name]:  # of the normalised features
+        np.testing.assert_array_equal(results[0][0][name], results[1][0][name])
     found = find_checkpoint(tmp_path / "parts")
     assert found is not None
     assert found.manifest["ranks"] == 2
@@ -416,3 +423,38 @@ def test_a_rank_that_cannot_save_keeps_the_last_checkpoint(tmp_path: Path, monke
     assert ours[1] == theirs[1]
     assert ours[2] == []
     assert find_checkpoint(tmp_path) is not None
+
+
+def test_a_checkpoint_that_rank_0_cannot_finish_is_an_error_on_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def act(rank: int) -> Any:
+        model = checkpointed(tmp_path, 96)
+        if rank == 0:
+            monkeypatch.setattr(checkpoint, "_flush", lambda folder: (_ for _ in ()).throw(OSError("disk full")))
+        with pytest.raises((OSError, RuntimeError)) as raised:
+            model.save_checkpoint(tmp_path)
+        return str(raised.value)
+
+    assert on_ranks(act) == ["disk full", "training stops: rank 0 has failed: OSError: disk full"]
+    found = find_checkpoint(tmp_path)
+    assert found is not None
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("interrupted", [0, 1])
+def test_after_an_interrupted_exchange_training_does_not_go_on(
+    interrupted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def act(rank: int) -> Any:
+        model = make_model().learn(64)
+        if rank == interrupted:
+            monkeypatch.setattr(Board, "_wait", lambda board: (_ for _ in ()).throw(KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                model.learn(64)
+            monkeypatch.undo()
+        with pytest.raises(RankError, match=f"rank {interrupted} has left its group"):
+            model.learn(64)
+        return True
+
+    assert on_ranks(act) == [True, True]

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 
-from sb3_acer import distributed, shared_memory
-from sb3_acer.distributed import Moments
+from sb3_acer import distributed
+from sb3_acer.distributed import Moments, RankError
 from tests.ranks import Raised, on_ranks
 
 
@@ -73,7 +74,7 @@ def test_a_process_without_a_group_is_its_only_rank() -> None:
 def by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """How the ranks that a test starts tell each other."""
     if request.param == "messages":
-        monkeypatch.setattr(shared_memory, "create", lambda n_ranks: "")
+        monkeypatch.setattr(distributed, "_open_board", lambda processes: None)
 
 
 @pytest.mark.usefixtures("by")
@@ -94,6 +95,39 @@ def test_ranks_agree() -> None:
         assert number == np.random.default_rng(0).random()
         assert th.equal(vector, results[0][2])
         np.testing.assert_allclose(vector, [1, 0.1, (1 / 3 + 1 / 4 + 1 / 5) / 3])
+
+
+@pytest.mark.usefixtures("by")
+def test_vectors_of_any_layout_are_averaged() -> None:
+    def act(rank: int) -> Any:
+        vectors = [
+            th.tensor(float(rank)),
+            th.zeros(0),
+            th.arange(6.0).view(2, 3).t() * rank,
+            (th.arange(16.0).view(1, 2, 2, 4) * rank).to(memory_format=th.channels_last),
+            (th.arange(6.0) * rank)[::2],
+        ]
+        distributed.average(vectors)
+        return [vector.tolist() for vector in vectors]
+
+    images = th.arange(16.0).view(1, 2, 2, 4).tolist()
+    for result in on_ranks(act, 3):
+        assert result == [1, [], [[0, 3], [1, 4], [2, 5]], images, [0, 2, 4]]
+
+
+def test_a_rank_that_leaves_is_named_while_its_process_goes_on() -> None:
+    def act(rank: int) -> Any:
+        distributed.gather(rank)
+        if rank == 1:
+            distributed._leave()  # at the end of torchrun_group
+            time.sleep(3)
+        else:
+            start = time.monotonic()
+            with pytest.raises(RankError, match="training stops: rank 1 has left its group"):
+                distributed.gather(rank)
+            assert time.monotonic() - start < 2
+
+    assert on_ranks(act, 2) == [None, None]
 
 
 @pytest.mark.usefixtures("by")

@@ -301,3 +301,13 @@ def test_networks_for_images_are_flat_too() -> None:
     weight = model.policy.features_extractor.cnn[0].weight  # type: ignore[index, union-attr]
     assert weight.is_contiguous(memory_format=th.channels_last)
     assert np.isfinite(model.policy.flat.vectors[0].detach().numpy()).all()
+
+
+def test_a_buffer_that_a_module_assigns_anew_is_copied_to_the_average() -> None:
+    ours, theirs = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
+    average, current = FlatParameters(ours), FlatParameters(theirs)
+    for value in (2.0, 5.0):
+        theirs.running_mean = th.full((3,), value)
+        average.average(current, 0.5)
+        assert ours.running_mean is not None
+        assert ours.running_mean.tolist() == [value] * 3

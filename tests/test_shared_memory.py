@@ -2,6 +2,7 @@
 
 import os
 import platform
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import torch as th
 
 from sb3_acer import distributed, shared_memory
-from sb3_acer.shared_memory import PART, Board
+from sb3_acer.shared_memory import PART, Board, ExchangeError, shared_file
 from tests.ranks import on_ranks
 
 HAS_BOARDS = platform.machine() == "x86_64" and Path("/dev/shm").is_dir()
@@ -22,13 +23,12 @@ SIZES = [0, 1, 7, PART // 4, PART // 4 + 1, PART]
 
 @pytest.fixture
 def name() -> Any:
-    name = shared_memory.create(3)
-    yield name
-    os.unlink(name)
+    with shared_file(3) as name:
+        yield name
 
 
-def opened(name: str, rank: int, n_ranks: int = 3) -> Board:
-    board = Board.open(name, rank, n_ranks, lambda: None)
+def opened(name: str, rank: int, **arguments: Any) -> Board:
+    board = Board.open(name, rank, 3, **{"check": lambda: None, **arguments})
     assert board is not None
     return board
 
@@ -95,29 +95,72 @@ def test_nobody_reads_a_part_before_or_after_its_turn(name: str) -> None:
     assert on_ranks(act, 3) == [0, 0, 0]
 
 
-def test_a_rank_that_waits_asks_whether_others_will_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_memory, "_LOOKS", 2)
-    monkeypatch.setattr(shared_memory, "_LOOKS_A_CHECK", 3)
+def test_a_rank_that_waits_asks_whether_others_will_come(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_memory, "_CHECK_EVERY", 0.01)
 
     def check() -> None:
-        raise RuntimeError("one has ended")
+        raise ExchangeError("one has ended")
 
-    name = shared_memory.create(2)
-    board = Board.open(name, 0, 2, check)
-    os.unlink(name)
-    assert board is not None
-    with pytest.raises(RuntimeError, match="one has ended"):
-        board.sum(th.zeros(3))
+    with pytest.raises(ExchangeError, match="one has ended"):
+        opened(name, 0, check=check).sum(th.zeros(3))
 
 
-def test_a_rank_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    for constant, value in (("_LOOKS", 2), ("_LOOKS_A_CHECK", 3), ("_TIME_LIMIT", 0.0)):
-        monkeypatch.setattr(shared_memory, constant, value)
-    name = shared_memory.create(2)
-    board = opened(name, 0, 2)
-    os.unlink(name)
-    with pytest.raises(RuntimeError, match="the other ranks have not come within 0 seconds"):
-        board.sum(th.zeros(3))
+def test_a_rank_does_not_wait_for_ever(name: str) -> None:
+    with pytest.raises(ExchangeError, match="other ranks have not come within"):
+        opened(name, 0, timeout=0.1).sum(th.zeros(3))
+
+
+def test_a_rank_that_waits_takes_little_time_of_the_processor(name: str) -> None:
+    start = time.process_time()
+    with pytest.raises(ExchangeError):
+        opened(name, 0, timeout=2).sum(th.zeros(3))
+    assert time.process_time() - start < 0.5
+
+
+def test_a_rank_that_has_left_posts_nothing_more_and_the_others_hear_of_it(name: str) -> None:
+    def act(rank: int) -> Any:
+        board, total = opened(name, rank), th.ones(2)
+        board.sum(total)
+        if rank == 1:
+            board.leave()
+        with pytest.raises(ExchangeError, match="rank 1 has left its group"):
+            board.sum(th.ones(2))
+        return total
+
+    for total in on_ranks(act, 3):
+        assert total.tolist() == [3, 3]
+
+
+def test_after_an_exchange_that_was_not_finished_there_is_no_other(name: str) -> None:
+    def act(rank: int) -> None:
+        board = opened(name, rank, timeout=0.5 if rank == 0 else 60)
+        if rank == 0:
+            with pytest.raises(ExchangeError, match="have not come"):
+                board.gather(b"the first")  # posted
+            board.leave(in_midst=True)
+        else:
+            time.sleep(1)
+        with pytest.raises(ExchangeError, match="rank 0 has left its group"):
+            board.gather(b"the second")
+
+    assert on_ranks(act, 3) == [None] * 3
+
+
+@pytest.mark.parametrize(
+    ("calls", "message"),
+    [
+        ([lambda board: board.sum(th.zeros(4)), lambda board: board.sum(th.zeros(5))], "of one length, got"),
+        ([lambda board: board.sum(th.zeros(4)), lambda board: board.sum(th.zeros(4).double())], "the same dtypes"),
+        ([lambda board: board.sum(th.zeros(4)), lambda board: board.gather(b"four")], "make the same calls"),
+    ],
+    ids=["lengths", "dtypes", "calls"],
+)
+def test_ranks_that_do_different_things_hear_of_it(name: str, calls: list[Any], message: str) -> None:
+    def act(rank: int) -> None:
+        with pytest.raises(ExchangeError, match=message):
+            calls[rank % 2](opened(name, rank))
+
+    assert on_ranks(act, 3) == [None] * 3
 
 
 def test_without_room_there_is_no_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -126,12 +169,22 @@ def test_without_room_there_is_no_file(monkeypatch: pytest.MonkeyPatch, tmp_path
 
     monkeypatch.setattr(shared_memory, "_FOLDER", tmp_path)
     monkeypatch.setattr(os, "posix_fallocate", no_room)
-    assert shared_memory.create(2) == ""
+    with shared_file(2) as name:
+        assert name == ""
     assert not list(tmp_path.iterdir())
     assert Board.open("", 0, 2, lambda: None) is None
 
 
-def test_nothing_is_left_in_memory() -> None:
-    before = set(Path("/dev/shm").glob("sb3_acer-*"))
-    on_ranks(lambda rank: distributed.gather(rank))
-    assert set(Path("/dev/shm").glob("sb3_acer-*")) <= before
+def test_where_no_file_can_be_made_there_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def denied(**_: Any) -> Any:
+        raise PermissionError
+
+    monkeypatch.setattr(tempfile, "mkstemp", denied)
+    with shared_file(2) as name:
+        assert name == ""
+
+
+def test_nothing_is_left_in_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(shared_memory, "_FOLDER", tmp_path)
+    assert on_ranks(lambda rank: distributed.gather(rank)) == [[0, 1]] * 2
+    assert not list(tmp_path.iterdir())

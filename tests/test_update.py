@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from stable_baselines3.common.logger import KVWriter, Logger
-from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_acer import ACER, SequenceReplayBuffer
@@ -26,7 +25,7 @@ from sb3_acer.policies import ACERPolicy, MlpPolicy
 from sb3_acer.recurrent import GRU, LSTM, Recurrent
 from sb3_acer.update import Settings, Update, compute_update, metrics
 from tests import reference
-from tests.helpers import close, normal
+from tests.helpers import NormalisedFeatures, close, normal
 
 Space = spaces.Space[Any]
 
@@ -346,18 +345,6 @@ def test_an_agent_steps_down_the_gradient_of_the_written_out_loss_and_then_moves
         close(ours.detach(), theirs, TOLERANCE)
     for ours, old, new in zip(agent.average_policy.parameters(), average, after, strict=True):
         close(ours, 0.75 * old.detach() + 0.25 * new, TOLERANCE)
-
-
-class NormalisedFeatures(BaseFeaturesExtractor):
-    """Batch normalisation of the observations, whose running means are buffers of the network."""
-
-    def __init__(self, observation_space: spaces.Box) -> None:
-        super().__init__(observation_space, observation_space.shape[0])
-        self.norm = th.nn.BatchNorm1d(observation_space.shape[0])
-
-    def forward(self, observations: th.Tensor) -> th.Tensor:
-        normalised: th.Tensor = self.norm(observations)
-        return normalised
 
 
 @pytest.mark.parametrize("action_space", [ACTIONS["Discrete"], ACTIONS["Box"]], ids=["Discrete", "Box"])
