@@ -281,6 +281,14 @@ class ACER(StableBaselinesInterface):
             policy = self.policy_class(self.observation_space, self.action_space, self.lr_schedule, **policy_kwargs)
         except AssertionError as error:  # SB3's features extractors assert that observations fit
             raise ValueError(f"policy must fit the observations, got {self.policy_class.__name__}: {error}") from error
+        except RuntimeError as error:
+            if "Kernel size" not in str(error):
+                raise
+            rule = "have images that its convolutions fit into, 36 x 36 at least with SB3's NatureCNN"
+            raise ValueError(
+                f"observation_space must {rule}, or policy_kwargs another features_extractor_class, got "
+                f"{self.observation_space}: {error}"
+            ) from error
         self.policy = policy.to(self.device)
         require(not self.burn_in or self.policy.state_size > 0, "burn_in", "0 for a feed-forward policy", self.burn_in)
         self.average_policy = deepcopy(self.policy)

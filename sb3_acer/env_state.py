@@ -23,7 +23,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils import EzPickle
 from stable_baselines3.common.monitor import Monitor, ResultsWriter
 from stable_baselines3.common.running_mean_std import RunningMeanStd
-from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecEnvWrapper
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecEnvWrapper, VecNormalize
 
 _OF_THE_PROCESS = (
     io.IOBase,
@@ -37,6 +37,7 @@ _OF_THE_PROCESS = (
 )
 # Attributes of SB3's wrappers that are derived from the environment under them.
 _OF_THE_WRAPPER = ("venv", "class_attributes")
+_NORMALIZE = VecNormalize.__qualname__
 
 
 class EnvState(NamedTuple):
@@ -53,6 +54,10 @@ class EnvState(NamedTuple):
 
 class EnvStateError(Exception):
     """The state of an environment cannot be had, or cannot be set."""
+
+
+class NormalizationError(EnvStateError, ValueError):
+    """Observations and rewards would mean something else to the agent."""
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -102,10 +107,15 @@ def set_env_state(env: VecEnv, state: EnvState) -> None:
     :param state: what :func:`get_env_state` returned
     :raises EnvStateError: if the environments' state cannot be set. They must be reset then. The wrappers' statistics
         are set even so.
+    :raises NormalizationError: if one of the two is normalised by VecNormalize and the other is not
     """
     *wrappers, base = _vec_layers(env)
     names, attributes = _unpickled(state.wrappers, [*wrappers, base])
-    if names != [type(layer).__qualname__ for layer in wrappers]:
+    own_names = [type(layer).__qualname__ for layer in wrappers]
+    if (_NORMALIZE in names) != (_NORMALIZE in own_names):
+        rule = "be wrapped" if _NORMALIZE in names else "not be wrapped"
+        raise NormalizationError(f"env must {rule} in {_NORMALIZE}: the environment had the wrappers {names}")
+    if names != own_names:
         raise EnvStateError(f"the environment had the wrappers {names}")
     is_same_number = state.n_envs == env.num_envs
     for layer, saved in zip(wrappers, attributes, strict=True):

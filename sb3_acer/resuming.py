@@ -24,7 +24,7 @@ from sb3_acer import distributed
 from sb3_acer.checkpoint import Checkpoint, find_checkpoint, new_checkpoint
 from sb3_acer.checks import check_integer, require
 from sb3_acer.data_parallel import DataParallelAlgorithm, generators_of_rank
-from sb3_acer.env_state import EnvState, EnvStateError, get_env_state, set_env_state
+from sb3_acer.env_state import EnvState, EnvStateError, NormalizationError, get_env_state, set_env_state
 from sb3_acer.storage import named, opened, read_state, replacing, write_state
 
 _AGENT, _BUFFER, _TRAINING = "agent.zip", "replay_buffer.npz", "training.npz"
@@ -35,7 +35,7 @@ _OF_THE_CALL = (
     "globals",
     "stopped_by",
 )  # attributes of a callback that a call of learn sets
-_MAY_DIFFER = {"seed", "device", "verbose", "tensorboard_log"}  # arguments of a run that continues another
+_MAY_DIFFER = {"device", "verbose", "tensorboard_log"}  # arguments of a run that continues another
 _PLAIN = (bool, int, float, str, bytes, type(None), np.generic, np.random.Generator, np.random.RandomState)
 
 SelfResumable = TypeVar("SelfResumable", bound="ResumableAlgorithm")
@@ -199,7 +199,14 @@ class ResumableAlgorithm(DataParallelAlgorithm):
             self._checkpoints = Path(checkpoint), checkpoint_freq, checkpoint_keep
             found = distributed.from_first(find_checkpoint(checkpoint))
             if self._resumed is None and found is not None:
-                self._take_over(found, 0 if reset_num_timesteps else self.num_timesteps)
+                start = 0 if reset_num_timesteps else self.num_timesteps
+                self._take_over(found, start)
+                if self.num_timesteps >= start + total_timesteps:
+                    warnings.warn(
+                        f"there is nothing left to train: {found.path} has this run of {total_timesteps} steps at step "
+                        f"{self.num_timesteps}. For another run give another folder as checkpoint",
+                        stacklevel=3,
+                    )
         try:
             first = self.num_timesteps if self._resumed is not None else None
             super().learn(
@@ -273,7 +280,8 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         for name in {*inspect.signature(type(self)).parameters, "lr_schedule_name", "policy_class"} - _MAY_DIFFER:
             given, before = vars(self).get(name), vars(saved).get(name)
             if all(isinstance(value, type) or _is_plain(value) for value in (given, before)):
-                require(given == before, name, f"{before!r}, as in the checkpoint that learn continues", given)
+                is_same = given == before or (name == "seed" and given is None)
+                require(is_same, name, f"{before!r}, as in the checkpoint that learn continues", given)
 
     def _training_state(self, with_env: bool) -> tuple[dict[str, Any], str]:
         """
@@ -309,6 +317,8 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         assert self.env is not None
         try:
             set_env_state(self.env, state)
+        except NormalizationError:
+            raise
         except EnvStateError as error:
             warnings.warn(f"the environments begin new episodes, since their state is not known: {error}", stacklevel=4)
             self._last_obs = None  # learn resets the environments

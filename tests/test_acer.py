@@ -1372,3 +1372,9 @@ def test_a_module_may_keep_tensors_that_it_made_while_acting() -> None:
     kwargs = {"features_extractor_class": Scaled, "net_arch": [8]}
     model = ACER("MlpPolicy", "CartPole-v1", policy_kwargs=kwargs, n_steps=8, replay_start=16, seed=0).learn(64)
     assert model._n_updates >= 8
+
+
+def test_images_that_are_too_small_for_the_convolutions_are_refused() -> None:
+    env = FakeImageEnv(screen_height=16, screen_width=16, n_channels=1)
+    with pytest.raises(ValueError, match=r"observation_space must have images .*, 36 x 36 at least .*, got Box"):
+        ACER("CnnPolicy", env)

@@ -316,3 +316,33 @@ def test_a_copied_folder_continues(tmp_path: Path) -> None:
     make_model().learn(96, checkpoint=tmp_path / "here")
     shutil.copytree(tmp_path / "here", tmp_path / "there")
     assert make_model(tmp_path / "there").num_timesteps == 96
+
+
+def test_a_finished_run_is_not_trained_again_and_says_so(tmp_path: Path) -> None:
+    first = ACER("MlpPolicy", "CartPole-v1", **SMALL).learn(64, checkpoint=tmp_path)
+    again = ACER("MlpPolicy", "CartPole-v1", **SMALL)
+    with pytest.warns(UserWarning, match="there is nothing left to train: .* has this run of 64 steps at step 64"):
+        again.learn(64, checkpoint=tmp_path)
+    assert again._n_updates == first._n_updates
+
+
+def test_a_checkpoint_is_of_one_seed(tmp_path: Path) -> None:
+    ACER("MlpPolicy", "CartPole-v1", **SMALL).learn(64, checkpoint=tmp_path)
+    other = ACER("MlpPolicy", "CartPole-v1", **{**SMALL, "seed": 4})
+    with pytest.raises(ValueError, match="seed must be 3, as in the checkpoint that learn continues, got 4"):
+        other.learn(128, checkpoint=tmp_path)
+    ACER("MlpPolicy", "CartPole-v1", **{**SMALL, "seed": None}).learn(128, checkpoint=tmp_path)
+
+
+@pytest.mark.parametrize("normalized_first", [True, False])
+def test_training_continues_with_vec_normalize_or_without_it_as_it_began(
+    normalized_first: bool, tmp_path: Path
+) -> None:
+    def env(is_normalized: bool) -> VecEnv:
+        plain = make_vec_env("CartPole-v1", 1)
+        return VecNormalize(plain) if is_normalized else plain
+
+    ACER("MlpPolicy", env(normalized_first), **SMALL).learn(64, checkpoint=tmp_path)
+    rule = "must be wrapped in" if normalized_first else "must not be wrapped in"
+    with pytest.raises(ValueError, match=f"env {rule} VecNormalize: the environment had the wrappers"):
+        ACER("MlpPolicy", env(not normalized_first), **SMALL).learn(128, checkpoint=tmp_path)

@@ -58,6 +58,13 @@ def export_onnx(model: ACER, path: FilePath, vec_normalize: VecNormalize | FileP
     """
     require(isinstance(model, ACER), "model", "an agent of ACER", model)
     require_packages("export", "onnx", "onnx", "onnxscript", "onnxruntime")
+    normalize = model.get_vec_normalize_env()
+    if vec_normalize is None and normalize is not None and normalize.norm_obs:
+        warnings.warn(
+            "the file expects normalised observations; for one that expects the environment's own give "
+            "vec_normalize=model.get_vec_normalize_env()",
+            stacklevel=2,
+        )
     network = ActingNetwork(model.policy, _loaded(vec_normalize))
     contents = network.to_onnx()
     network.require_equal(contents)
@@ -239,4 +246,8 @@ def main(arguments: list[str]) -> None:
         export_onnx(model, path, options.vec_normalize)
     except (ValueError, OSError, ImportError) as error:
         sys.exit(f"sb3-acer export: {error}")
+    statistics = options.agent.with_suffix("") / "vecnormalize.pkl"
+    normalize = _loaded(statistics) if options.vec_normalize is None and statistics.exists() else None
+    if normalize is not None and normalize.norm_obs:
+        print(f"It expects normalised observations; for the environment's own add --vec-normalize {statistics}")
     print(f"{type(model.policy).__name__} for {model.observation_space} and {model.action_space}: {path}")

@@ -53,13 +53,17 @@ SAVED_LOGS = ["-a", "acer", "-e", "CartPole-v1", "-f", LOG_FOLDER]
 
 def find_agent(exp_id: int, folder: str, algo: str, env_name: Any, *which: Any) -> tuple[str, str, str]:
     """
-    The zoo's ``get_model_path``. If there is no such agent, exit with a message of one line.
+    The zoo's ``get_model_path``, but the newest run is the newest that has an agent. If there is none, exit with a
+    message of one line.
 
+    :param exp_id: number of the run; 0 for the newest
     :param env_name: an EnvironmentName of huggingface_sb3
     """
+    agents = Path(folder, algo).glob(f"{env_name}_*/*.zip")
+    numbers = [int(number) for agent in agents if (number := agent.parent.name.rpartition("_")[2]).isdigit()]
     try:
         with redirect_stdout(StringIO()) as said:
-            found = get_model_path(exp_id, folder, algo, env_name, *which)
+            found = get_model_path(exp_id or max(numbers, default=0), folder, algo, env_name, *which)
     except (AssertionError, ValueError) as error:
         if "rl-trained-agents" in folder:  # the zoo then downloads the agent
             raise

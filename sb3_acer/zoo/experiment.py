@@ -139,7 +139,8 @@ class Experiment(ExperimentManager):
             kwargs |= {"checkpoint": folder / CHECKPOINTS, "checkpoint_freq": self.checkpoint_freq}
             if distributed.rank() == 0:
                 with replacing(folder / ARGUMENTS, "json") as file:
-                    file.write(json.dumps([*self.arguments, f"--checkpoint-freq={self.checkpoint_freq}"]).encode())
+                    drawn = [f"--checkpoint-freq={self.checkpoint_freq}", f"--seed={self.seed}"]
+                    file.write(json.dumps([*self.arguments, *drawn]).encode())
         try:
             with stop.listening():
                 model.learn(self.n_timesteps, **kwargs)

@@ -17,7 +17,17 @@ import torch
 import sb3_acer
 from sb3_acer.extras import how_to_install
 
-MISTAKES = (ValueError, TypeError, AssertionError, NameError, SyntaxError, ImportError, OSError, gym.error.Error)
+MISTAKES = (
+    ValueError,
+    TypeError,
+    KeyError,
+    AssertionError,
+    NameError,
+    SyntaxError,
+    ImportError,
+    OSError,
+    gym.error.Error,
+)
 LIBRARIES = tuple(
     str(Path(str(module.__file__)).parent) for module in (gym, rl_zoo3, stable_baselines3, torch, sb3_acer)
 )
@@ -67,6 +77,11 @@ def explained(error: Exception, in_argument: bool = False) -> str:
         return unknown_environment(unknown[1])
     if isinstance(error, ModuleNotFoundError):
         return f"{text}. --gym-packages must name modules in this folder, or installed ones"
+    if isinstance(error, KeyError):
+        is_id = re.search(r"-v\d+$", str(error.args[0])) is not None
+        return unknown_environment(str(error.args[0])) if is_id else f"the settings must have {text}"
+    if "render_mode" in text:
+        return f"{text}. An environment that cannot draw itself is played with --no-render"
     return text
 
 

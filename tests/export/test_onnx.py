@@ -218,6 +218,21 @@ def test_the_command_exports_a_saved_agent(tmp_path: Path, capsys: pytest.Captur
     np.testing.assert_allclose(found["statistics"], statistics(model, normalize.normalize_obs(given))[0], 1e-5, 1e-5)
 
 
+def test_normalised_observations_are_expected_with_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = agent(actions=spaces.Discrete(3))
+    normalize = normalized(VECTOR)
+    model.set_env(VecNormalize(env_of(VECTOR, spaces.Discrete(3))))
+    with pytest.warns(UserWarning, match=r"give vec_normalize=model\.get_vec_normalize_env\(\)"):
+        export_onnx(model, tmp_path / "out.onnx")
+    model.save(tmp_path / "agent.zip")
+    (tmp_path / "agent").mkdir()  # as in a run's folder
+    normalize.save(str(tmp_path / "agent" / "vecnormalize.pkl"))
+    main([str(tmp_path / "agent.zip"), str(tmp_path / "out.onnx")])
+    assert f"add --vec-normalize {tmp_path}/agent/vecnormalize.pkl" in capsys.readouterr().out
+
+
 def test_the_command_has_no_traceback_for_a_users_mistake(tmp_path: Path) -> None:
     with (tmp_path / "dict.pkl").open("wb") as file:
         pickle.dump({}, file)

@@ -12,6 +12,7 @@ import huggingface_hub
 import optuna
 import pytest
 import yaml
+from huggingface_sb3 import EnvironmentName
 
 from sb3_acer import ACER
 from sb3_acer.__main__ import REQUIRED, REQUIRED_BY, SUMMARIES
@@ -194,6 +195,16 @@ def test_no_saved_agent_is_one_line_that_names_the_command_that_makes_one(
     assert str(exit_info.value).endswith(f"To train one: {remedy}")
     assert len(str(exit_info.value).splitlines()) == 1
     assert capsys.readouterr().out == ""
+
+
+def test_the_newest_run_is_the_newest_that_has_an_agent(tmp_path: Path) -> None:
+    runs = [tmp_path / "acer" / f"CartPole-v1_{number}" for number in (1, 2, 3)]
+    for run in runs:
+        run.mkdir(parents=True)
+    for run in runs[:2]:
+        (run / "CartPole-v1.zip").touch()  # the third has failed at once
+    found = commands.find_agent(0, str(tmp_path), "acer", EnvironmentName("CartPole-v1"))
+    assert Path(found[1]).parent == runs[1]
 
 
 def is_mp4(path: Path) -> bool:

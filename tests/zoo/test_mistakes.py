@@ -114,6 +114,13 @@ def test_a_suite_is_registered_by_an_option(env_id: str, monkeypatch: pytest.Mon
     assert "must be the id of a registered environment" in unknown_environment(env_id)
 
 
+def test_an_environment_that_is_not_registered_or_cannot_draw_itself_is_explained() -> None:
+    assert explained(KeyError("Mine-v3")).endswith("--env Mine-v3 --gym-packages MODULE")
+    assert explained(KeyError("n_timesteps")) == "the settings must have 'n_timesteps'"
+    error = TypeError("Knobs() got an unexpected keyword argument 'render_mode'")
+    assert explained(error).endswith("An environment that cannot draw itself is played with --no-render")
+
+
 def test_errors_of_training_and_of_ones_own_code_keep_their_traceback() -> None:
     def learn() -> None:
         gym.make("Nowhere-v0")
