@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from difflib import get_close_matches
 from functools import partial, wraps
 from inspect import signature
 from typing import Any, ParamSpec, cast
@@ -96,6 +97,9 @@ def explain_other_names(init: Callable[P, None]) -> Callable[P, None]:
         for name in kwargs:
             if name not in own and name in OTHER_NAMES:
                 raise TypeError(f"ACER has no argument {name!r}; instead it has {OTHER_NAMES[name]}")
+            near = get_close_matches(name, own, n=1)
+            if name not in own and near:
+                raise TypeError(f"ACER has no argument {name!r}; it has {near[0]!r}")
         init(*args, **kwargs)
 
     return explained

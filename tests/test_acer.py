@@ -674,6 +674,12 @@ def test_a_name_of_another_algorithm_says_what_is_here_instead(name: str) -> Non
     assert set(named) <= inspect.signature(ACER).parameters.keys()
 
 
+def test_a_name_that_is_mistyped_says_what_is_near() -> None:
+    mistyped: dict[str, Any] = {"learning_rat": 1e-3}
+    with pytest.raises(TypeError, match="ACER has no argument 'learning_rat'; it has 'learning_rate'"):
+        small(**mistyped)
+
+
 def in_a_dict() -> gym.Env[Any, Any]:
     return gym.wrappers.TransformObservation(
         gym.make("CartPole-v1"), lambda x: {"x": x}, spaces.Dict({"x": spaces.Box(-np.inf, np.inf, (4,))})

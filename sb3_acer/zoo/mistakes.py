@@ -67,7 +67,8 @@ def explained(error: Exception, in_argument: bool = False) -> str:
     """
     text = str(error) or type(error).__name__
     if in_argument:
-        return f"hyperparameters and the like must be KEY:VALUE with values of Python, strings in quotes: {text}"
+        rule = "hyperparameters and the like must be KEY:VALUE with values of Python, strings in quotes"
+        return f"{rule}: {text}. In a shell: -params \"policy:'MlpLstmPolicy'\""
     if isinstance(error, gym.error.DependencyNotInstalled):
         named = re.search(r"gymnasium\[([\w-]+)\]", text)
         extra = EXTRAS.get(named[1]) if named else None
@@ -95,7 +96,7 @@ def unknown_environment(env_id: str) -> str:
     for beginning, (module, extra) in SUITES.items():
         if env_id.startswith(beginning) and module not in sys.modules:
             return f"{env_id} needs the option --gym-packages {module} and its extra: {how_to_install(extra)}"
-    near = get_close_matches(env_id, gym.envs.registry.keys(), n=1)
+    near = get_close_matches(env_id, gym.envs.registry.keys(), n=1, cutoff=0.75)
     return (
         f"--env must be the id of a registered environment, got {env_id!r}"
         f"{f', near to {near[0]!r}' if near else ''}. One of your own is registered by a module that --gym-packages "
