@@ -24,7 +24,7 @@ _LINE = 64  # bytes of a processor's cache line: ranks that write to the same on
 _LOOKS = 1000  # at what others have posted, before the first sleep: some milliseconds in all
 _LONGEST_SLEEP = 0.01  # seconds
 _CHECK_EVERY = 1.0  # seconds
-_AT_END, _IN_MIDST = 1, 2  # how a rank has left
+_AT_END = -1
 
 
 class ExchangeError(RuntimeError):
@@ -80,7 +80,8 @@ class Board:
         self, memory: mmap.mmap, rank: int, n_ranks: int, check: Callable[[], None], timeout: float = 1800
     ) -> None:
         lines = np.frombuffer(memory, np.int64, n_ranks * _LINE // 8).reshape(n_ranks, -1)
-        self._turns, self._left = lines[:, 0], lines[:, 1]
+        self._turns = lines[:, 0]
+        self._left = lines[:, 1]  # the turn that a rank has not finished; -1 if it has left after its last one
         self._headers = lines[:, 2:6].reshape(n_ranks, 2, 2)  # of the parts in both places: a kind and a length
         self._places = th.frombuffer(memory, dtype=th.uint8, offset=n_ranks * _LINE).view(2, n_ranks, PART)
         self._rank, self._turn, self._check, self._timeout = rank, 0, check, timeout
@@ -103,9 +104,9 @@ class Board:
         """
         Post nothing more. Others that wait for this rank get an :class:`ExchangeError`, now or later.
 
-        :param in_midst: whether an exchange was not finished. Then all others get the error, in their next one.
+        :param in_midst: whether an exchange was not finished. Then all others get the error, in this one or their next.
         """
-        self._left[self._rank] = _IN_MIDST if in_midst else _AT_END
+        self._left[self._rank] = self._turn if in_midst else _AT_END
 
     def sum(self, vector: th.Tensor) -> None:
         """
@@ -146,16 +147,16 @@ class Board:
         :return: the parts of all ranks, each filled up with old bytes, ``[n_ranks, PART]``, valid until the next call;
             and the lengths, ``[n_ranks]``
         """
-        left = self._left == _IN_MIDST
-        left[self._rank] |= self._left[self._rank] == _AT_END
-        self._require_none_left(left)
         self._turn += 1
+        broken = self._broken()
+        broken[self._rank] |= self._left[self._rank] == _AT_END
+        self._require_none_left(broken)
         place = self._turn % 2
         self._headers[self._rank, place] = kind, length
         self._places[place, self._rank, : len(part)] = part
         self._turns[self._rank] = self._turn
         self._wait()
-        self._require_none_left(self._left == _IN_MIDST)
+        self._require_none_left(self._broken())
         kinds, lengths = self._headers[:, place].T
         if (kinds != kind).any():
             raise ExchangeError("ranks must make the same calls with the same dtypes, got different ones")
@@ -179,6 +180,11 @@ class Board:
             if now - start > self._timeout:
                 raise ExchangeError(f"other ranks have not come within {self._timeout:g} seconds")
             time.sleep(min((now - start) / 10, _LONGEST_SLEEP))
+
+    def _broken(self) -> np.ndarray:
+        """Which ranks have not finished this turn or an earlier one, ``[n_ranks]``."""
+        broken: np.ndarray = (self._left > 0) & (self._left <= self._turn)
+        return broken
 
     def _require_none_left(self, left: np.ndarray) -> None:
         if left.any():
