@@ -302,11 +302,13 @@ def test_a_program_killed_while_it_saves_leaves_a_whole_file(
             save(agent, path)
 
     interrupted = 0
-    for _ in range(n_kills):
+    for _ in range(20 * n_kills):  # until enough kills have come while it was writing
         assert in_a_fork(save_for_ever, 0.05 + 0.05 * rng.random()) == -signal.SIGKILL
         interrupted += (tmp_path / "file.zip.unfinished").exists()
         assert steps_in(path) == 20
-    assert interrupted > n_kills / 2  # the kills came while it was writing
+        if interrupted == n_kills:
+            break
+    assert interrupted == n_kills
 
 
 @every_kind
