@@ -110,11 +110,21 @@ def test_a_rank_does_not_wait_for_ever(name: str) -> None:
         opened(name, 0, timeout=0.1).sum(th.zeros(3))
 
 
-def test_a_rank_that_waits_takes_little_time_of_the_processor(name: str) -> None:
-    start = time.process_time()
+def test_a_rank_that_waits_long_sleeps_between_its_looks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, yields, sleeps = [0.0], [0], []
+
+    def sleep(seconds: float) -> None:
+        sleeps.append(seconds)
+        now[0] += max(seconds, 1e-3)
+
+    monkeypatch.setattr(os, "sched_yield", lambda: yields.__setitem__(0, yields[0] + 1))
+    monkeypatch.setattr(time, "sleep", sleep)
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     with pytest.raises(ExchangeError):
-        opened(name, 0, timeout=2).sum(th.zeros(3))
-    assert time.process_time() - start < 0.5
+        opened(name, 0, timeout=10).sum(th.zeros(3))
+    assert yields[0] < shared_memory._LOOKS
+    assert sleeps == sorted(sleeps)
+    assert sleeps[-1] == shared_memory._LONGEST_SLEEP
 
 
 def test_a_rank_that_has_left_posts_nothing_more_and_the_others_hear_of_it(name: str) -> None:
