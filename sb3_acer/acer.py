@@ -2,6 +2,7 @@
 The algorithm: when to act, to store, to update. :mod:`sb3_acer.update` says what an update computes.
 """
 
+import math
 import warnings
 from copy import copy, deepcopy
 from inspect import signature
@@ -499,7 +500,7 @@ class ACER(StableBaselinesInterface):
         policy, average = self.policy, self.average_policy
         update = compute_update(policy, average, batch, self.settings(), self._rngs.candidates)
         policy.flat.zero_grad()
-        th.autograd.backward(update.outputs, update.gradients)
+        update.evaluation.backward(*update.gradients)
         distributed.average(policy.flat.gradients())
         update = update._replace(grad_norm=policy.flat.clip_grad_norm(self.max_grad_norm))
         self._require_finite_update(update)
@@ -520,7 +521,7 @@ class ACER(StableBaselinesInterface):
         return NamedSchedule(self.ent_coef, self.ent_schedule)(self._current_progress_remaining)
 
     def _require_finite_update(self, update: Update) -> None:
-        if np.isfinite(update.grad_norm):
+        if math.isfinite(update.grad_norm):
             return
         found = distributed.gather(self._find_not_finite(update))
         if not any(found):

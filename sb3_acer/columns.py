@@ -5,6 +5,7 @@ The rollout under way is written row by row and moved into the ring when it is f
 border row too, the observation after a slot's last step, which is the first row of the next slot.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -75,7 +76,7 @@ class Column:
         :param places: of T rows of B sequences
         :return: ``[T, B, ...]``
         """
-        return take(self.ring.flatten(0, 1), places.flat)
+        return take(self.ring, places.flat, 2)
 
     def state_dict(self, n_rows: int) -> dict[str, Any]:
         """
@@ -237,7 +238,7 @@ class FrameColumn:
         back = np.arange(stack.n_frames)[::-1]  # rows before, for each frame of a stack
         # Frames from before a stack began anew are filled in below; until then they are its first frame.
         sources = (rows[..., np.newaxis] - np.minimum(back, ages)) % n_rows * n_envs + envs[:, np.newaxis]
-        frames = take(ring.flatten(0, 1), sources)
+        frames = take(ring, sources, 2)
         older = back > ages
         blank = (older & (pasts == _ZEROS)).nonzero()
         kept = (older & (pasts >= 0)).nonzero()
@@ -266,13 +267,15 @@ class FrameColumn:
         return {"frames": self._frames, "ages": self._ages, "pasts": self._pasts}
 
 
-def take(table: th.Tensor, places: np.ndarray) -> th.Tensor:
+def take(table: th.Tensor, places: np.ndarray, n_axes: int = 1) -> th.Tensor:
     """
     :param table: ``[N, ...]``
     :param places: of any shape ``[...]``
+    :param n_axes: number of the table's first axes that the places count through
     :return: the table's rows at these places
     """
-    if table.device.type == "cpu":  # numpy takes a tenth of torch's time for few rows, and no more for many
-        return th.from_numpy(table.numpy().take(places, axis=0))
+    shape = math.prod(table.shape[:n_axes]), *table.shape[n_axes:]
+    if table.is_cpu:  # numpy takes a tenth of torch's time for few rows, and no more for many
+        return th.from_numpy(table.numpy().reshape(shape).take(places, axis=0))
     indices = th.from_numpy(places).to(table.device)
-    return table.index_select(0, indices.flatten()).view(*places.shape, *table.shape[1:])
+    return table.view(shape).index_select(0, indices.flatten()).view(*places.shape, *shape[1:])

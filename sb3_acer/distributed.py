@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from sb3_acer.shared_memory import Board, ExchangeError, shared_file
 
+_AVAILABLE = dist.is_available()
 _LOST = "sb3_acer/lost"
 _SECONDS_TO_DIE = 5.0  # between the end of a process's connections and that of the process
 
@@ -68,7 +69,7 @@ def world_size() -> int:
     """
     :return: the number of ranks; 1 without a group
     """
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    return dist.get_world_size() if _AVAILABLE and dist.is_initialized() else 1
 
 
 def rank() -> int:
@@ -84,7 +85,7 @@ def torchrun_group() -> Iterator[None]:
     The group that torchrun describes in environment variables, if it has started this process: gloo for tensors on the
     CPU, nccl for those on GPUs, of which each rank has its own.
     """
-    if not dist.is_available() or not dist.is_torchelastic_launched() or dist.is_initialized():
+    if not _AVAILABLE or not dist.is_torchelastic_launched() or dist.is_initialized():
         yield
         return
     if th.cuda.is_available():

@@ -70,6 +70,31 @@ class Family(ABC):
         :return: statistics of the distributions, ``[..., P]``
         """
 
+    def statistics_of_arrays(
+        self, outputs: np.ndarray, log_std: np.ndarray | None, masks: np.ndarray | None = None
+    ) -> np.ndarray:
+        """
+        :meth:`statistics` of a few rows, on arrays.
+
+        :param outputs: ``[N, n_outputs]``
+        :param log_std: ``[n_log_std]``; None if ``n_log_std`` is 0
+        :param masks: ``[N, P]``; None if all actions are valid
+        :return: ``[N, P]``
+        """
+        assert log_std is None
+        return self.statistics(th.from_numpy(outputs), None, None if masks is None else th.from_numpy(masks)).numpy()
+
+    @abstractmethod
+    def backward(self, stats: th.Tensor, of_stats: th.Tensor) -> tuple[th.Tensor, th.Tensor | None]:
+        """
+        From gradients with respect to the statistics to those with respect to what :meth:`statistics` made them of.
+
+        :param stats: what :meth:`statistics` returned, ``[N, P]``
+        :param of_stats: gradient with respect to them, ``[N, P]``
+        :return: gradients with respect to ``outputs``, ``[N, n_outputs]``, and ``log_std``, ``[n_log_std]``; None for
+            the latter if ``n_log_std`` is 0
+        """
+
     def check_masks(self, masks: Any, n_rows: int, row_name: str = "row") -> np.ndarray:
         """
         Masks of invalid actions, in the form of sb3-contrib's MaskablePPO: whether an outcome is valid, for the
@@ -332,6 +357,9 @@ class Categorical(Family):
         outputs = outputs if masks is None else outputs.where(masks, -th.inf)
         return self._joined(self._factors(outputs, absent=-th.inf).softmax(-1))
 
+    def backward(self, stats: th.Tensor, of_stats: th.Tensor) -> tuple[th.Tensor, th.Tensor | None]:
+        return self._joined(_softmax_backward(self._factors(stats), self._factors(of_stats))), None
+
     def check_masks(self, masks: Any, n_rows: int, row_name: str = "row") -> np.ndarray:
         given = np.array(masks, bool)
         if given.size != n_rows * self.n_stats:
@@ -438,6 +466,9 @@ class Enumerated(Categorical):
     def statistics(self, outputs: th.Tensor, log_std: th.Tensor | None, masks: th.Tensor | None = None) -> th.Tensor:
         return (outputs if masks is None else outputs.where(masks, -th.inf)).softmax(-1)
 
+    def backward(self, stats: th.Tensor, of_stats: th.Tensor) -> tuple[th.Tensor, th.Tensor | None]:
+        return _softmax_backward(stats, of_stats), None
+
     def trace_roots(self, masks: th.Tensor) -> int | th.Tensor:
         return self.trace_root
 
@@ -457,6 +488,11 @@ class Enumerated(Categorical):
         self, stats: th.Tensor, actions: th.Tensor, weight: th.Tensor, candidates: th.Tensor, weights: th.Tensor
     ) -> th.Tensor:
         return weights.scatter_add(-1, actions, weight.unsqueeze(-1)) / (stats + EPSILON)
+
+
+def _softmax_backward(probabilities: th.Tensor, gradient: th.Tensor) -> th.Tensor:
+    result: th.Tensor = th.ops.aten._softmax_backward_data.default(gradient, probabilities, -1, probabilities.dtype)
+    return result
 
 
 def _logits(probabilities: th.Tensor) -> th.Tensor:
@@ -503,6 +539,18 @@ class DiagonalGaussian(Family):
     def statistics(self, outputs: th.Tensor, log_std: th.Tensor | None, masks: th.Tensor | None = None) -> th.Tensor:
         assert log_std is not None  # and no masks, which check_masks rejects
         return th.cat((outputs, log_std.exp().expand_as(outputs)), -1)
+
+    def statistics_of_arrays(
+        self, outputs: np.ndarray, log_std: np.ndarray | None, masks: np.ndarray | None = None
+    ) -> np.ndarray:
+        assert log_std is not None
+        stats = np.empty((len(outputs), self.n_stats), outputs.dtype)
+        stats[:, : self.n_components], stats[:, self.n_components :] = outputs, np.exp(log_std)
+        return stats
+
+    def backward(self, stats: th.Tensor, of_stats: th.Tensor) -> tuple[th.Tensor, th.Tensor | None]:
+        of_mean, of_std = of_stats.chunk(2, -1)
+        return of_mean, of_std.sum(0).mul_(stats[0, self.n_components :])  # the rows have one standard deviation
 
     def log_prob(self, stats: th.Tensor, actions: th.Tensor) -> th.Tensor:
         mean, std = stats.chunk(2, -1)

@@ -48,7 +48,7 @@ class FiniteVecEnv(VecEnvWrapper):
             # First what VecNormalize got: its own rewards are NaN for all environments if one of them is.
             for values in (*([] if self._normalize is None else [self._normalize.old_reward]), rewards):
                 _require_finite("reward", np.asarray(values, np.float64), step)
-            for env in np.flatnonzero(dones):
+            for env in np.asarray(dones).nonzero()[0]:
                 final = infos[env].get("terminal_observation")
                 if final is not None:
                     _require_finite("observation", final, step, int(env))

@@ -1,7 +1,8 @@
 """Critic heads: Q of all actions where they can be enumerated, else the stochastic dueling head (section 5.1)."""
 
 import math
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch as th
@@ -10,11 +11,11 @@ from torch.nn import functional as F
 
 from sb3_acer.distributions import Family
 from sb3_acer.estimators import dueling
-from sb3_acer.mlp import ACTIVATIONS, Activation
+from sb3_acer.mlp import ACTIVATIONS, add_product
 
 
 class Judgement(NamedTuple):
-    """A critic's output for N rows. The first T * B rows are T steps of B sequences."""
+    """A critic's output for N rows, without gradients. The first T * B rows are T steps of B sequences."""
 
     values: th.Tensor
     """V of every row, ``[N]``"""
@@ -26,6 +27,11 @@ class Judgement(NamedTuple):
     """weights of the candidates: pi(a), or 1 / K, ``[T, B, K]``"""
     candidate_values: th.Tensor
     """Q of the candidates, ``[T, B, K]``"""
+    backward: Callable[[th.Tensor, th.Tensor | None], th.Tensor]
+    """
+    From gradients with respect to ``q_values``, and to the steps' ``values``, ``[T, B]`` (None for 0), to the one with
+    respect to the outputs of the critic's network, ``[N, O]``. The head's own parameters get theirs.
+    """
 
 
 class QHead(nn.Module):
@@ -66,15 +72,19 @@ class QHead(nn.Module):
         :param n_samples: unused: nothing is sampled
         :param rng: unused
         """
-        probabilities = stats.detach()
         shape = actions.shape[:2]
-        q_steps, weights = (rows[: shape.numel()].view(*shape, -1) for rows in (q, probabilities))
+        q_steps, weights = (rows[: shape.numel()].view(*shape, -1) for rows in (q, stats))
+
+        def backward(of_q: th.Tensor, of_values: th.Tensor | None) -> th.Tensor:
+            return th.zeros_like(q).scatter_(1, actions.flatten(0, 1), of_q.view(-1, 1))
+
         return Judgement(
-            (probabilities * q.detach()).sum(-1),
+            self.values(q, stats),
             q_steps.gather(-1, actions).squeeze(-1),
             th.arange(q.shape[-1], device=q.device).unsqueeze(-1).expand(*q_steps.shape, 1),
             weights,
             q_steps,
+            backward,
         )
 
 
@@ -136,61 +146,35 @@ class DuelingHead(nn.Module):
         """
         shape = actions.shape[:2]
         actions = actions.flatten(0, 1)
-        uniforms = th.from_numpy(rng.random((len(actions), 2 * n_samples, actions.shape[-1]))).to(stats.device)
-        sampled = self.family.sample(stats[: len(actions)].detach(), uniforms.transpose(0, 1))
+        n_rows = len(actions)
+        uniforms = th.from_numpy(rng.random((n_rows, 2 * n_samples, actions.shape[-1]))).to(stats.device)
+        sampled = self.family.sample(stats[:n_rows], uniforms.transpose(0, 1))
         candidates, others = sampled[:n_samples], sampled[n_samples:]
-        every = self.family.encode(th.cat((actions.unsqueeze(0), others, candidates))).to(outputs.dtype)
-        arguments = outputs, every, self.activation, self.action.weight, self.advantage.weight
-        values, q_values, candidate_values = _Dueling.apply(*arguments)  # type: ignore[no-untyped-call]
-        candidate_values = candidate_values.t().view(*shape, -1)
+        encoded = self.family.encode(th.cat((others, actions.unsqueeze(0), candidates))).to(outputs.dtype)
+        hidden = self.activation.function(F.linear(encoded, self.action.weight).add_(outputs[:n_rows, 1:]))
+        advantages = (hidden @ self.advantage.weight[0]).t()
+        values = self.values(outputs, stats)
+        q_values = dueling(values[:n_rows], advantages[:, n_samples:], advantages[:, :n_samples])
+
+        # The correction takes Q~ of the candidates as constants.
+        def backward(of_q: th.Tensor, of_values: th.Tensor | None) -> th.Tensor:
+            of_q, n_learnt = of_q.flatten(), n_samples + 1
+            of_advantages = th.cat(((of_q / -n_samples).expand(n_samples, -1), of_q.unsqueeze(0)))
+            rows = of_advantages.unsqueeze(-1) * self.advantage.weight
+            of_hidden = self.activation.backward(rows, hidden[:n_learnt])
+            of_outputs = th.zeros_like(outputs)
+            of_outputs[:n_rows, 0] = of_q if of_values is None else of_q + of_values.flatten()
+            th.sum(of_hidden, 0, out=of_outputs[:n_rows, 1:])
+            add_product(self.action.weight, of_hidden.flatten(0, 1).t(), encoded[:n_learnt].flatten(0, 1))
+            add_product(self.advantage.weight, of_advantages.view(1, -1), hidden[:n_learnt].flatten(0, 1))
+            return of_outputs
+
+        of_candidates = q_values[:, 1:].view(*shape, -1)
         return Judgement(
             values,
-            q_values.view(shape),
+            q_values[:, 0].view(shape),
             candidates.transpose(0, 1).view(*shape, n_samples, -1),
-            th.full_like(candidate_values, 1 / n_samples),
-            candidate_values,
+            th.full_like(of_candidates, 1 / n_samples),
+            of_candidates,
+            backward,
         )
-
-
-class _Dueling(th.autograd.Function):
-    """
-    V, and Q~ of 1 + 2 K actions in each state: of the action taken, then of K samples whose mean advantage is
-    subtracted, then of K candidates, whose Q~ the correction takes as constants.
-
-    By hand, since these rows are half of a small network's update, and autograd would keep those of the candidates too.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        outputs: th.Tensor,
-        actions: th.Tensor,
-        activation: Activation,
-        action_weight: th.Tensor,
-        advantage_weight: th.Tensor,
-    ) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
-        n_learnt, n_steps = 1 + len(actions) // 2, actions.shape[1]
-        hidden = activation.function(F.linear(actions, action_weight).add_(outputs[:n_steps, 1:]))
-        advantages = hidden @ advantage_weight[0]
-        values = outputs[:, 0].clone()
-        samples = advantages[1:n_learnt].t()
-        q_values = dueling(values[:n_steps], advantages[0], samples)
-        candidate_values = dueling(values[:n_steps], advantages[n_learnt:].t(), samples).t()
-        ctx.save_for_backward(hidden[:n_learnt], actions[:n_learnt], advantage_weight)
-        ctx.n_rows, ctx.activation = len(outputs), activation
-        ctx.mark_non_differentiable(candidate_values)
-        return values, q_values, candidate_values
-
-    @staticmethod
-    def backward(ctx: Any, of_values: th.Tensor, of_q: th.Tensor, _: Any) -> tuple[th.Tensor | None, ...]:
-        hidden, actions, advantage_weight = ctx.saved_tensors
-        n_samples, n_steps = len(hidden) - 1, hidden.shape[1]
-        of_advantages = th.cat((of_q.unsqueeze(0), (of_q / -n_samples).expand(n_samples, -1)))
-        of_hidden = ctx.activation.backward(of_advantages.unsqueeze(-1) * advantage_weight, hidden)
-        of_outputs = hidden.new_zeros(ctx.n_rows, 1 + hidden.shape[-1])
-        of_outputs[:, 0] = of_values
-        of_outputs[:n_steps, 0] += of_q
-        th.sum(of_hidden, 0, out=of_outputs[:n_steps, 1:])
-        of_action_weight = of_hidden.flatten(0, 1).t() @ actions.flatten(0, 1)
-        of_advantage_weight = of_advantages.flatten().unsqueeze(0) @ hidden.flatten(0, 1)
-        return of_outputs, None, None, of_action_weight, of_advantage_weight

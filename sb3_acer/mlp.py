@@ -1,7 +1,7 @@
 """Fully connected networks: the modules that hold their layers, and how an update runs them in few operations."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch as th
@@ -59,7 +59,7 @@ class Chain:
     Modules one after another: what ``nn.Sequential`` computes, without the cost of calling modules. Hooks of single
     modules do not run.
 
-    A chain of linear layers with tanh or ReLU between them is differentiated by hand in :func:`run_chains`.
+    A chain of linear layers with tanh or ReLU between them is differentiated by hand, see :class:`Pass`.
 
     :param modules: the modules; the parts of an ``nn.Sequential`` count as single modules
     """
@@ -131,56 +131,45 @@ class Chain:
             weight, bias, activation = self.layers[index]
             if activation is not None:
                 gradient = activation.backward(gradient, outputs[index + 1])
-            if weight.requires_grad:
-                _gradient_of(weight).addmm_(gradient.t(), outputs[index])
-            if bias is not None and bias.requires_grad:
-                _gradient_of(bias).add_(gradient.sum(0))
+            add_product(weight, gradient.t(), outputs[index])
+            if bias is not None:
+                add_gradient(bias, gradient.sum(0))
             if index or of_input:
                 gradient = gradient.mm(weight)
         return gradient if of_input else None
 
 
-def run_chains(chains: Sequence[Chain], inputs: Sequence[th.Tensor]) -> tuple[th.Tensor, ...]:
+class Pass:
     """
-    The outputs of some chains, which take one step of the backward pass together: autograd's record of each operation
-    is a third of a small network's time.
+    A forward pass through a chain, and the backward pass. Linear layers with tanh or ReLU are differentiated by hand:
+    autograd's record of each operation is a third of a small network's time.
 
-    A backward pass adds the gradients to ``grad`` of the parameters, as it does for modules. But hooks of parameters do
-    not run, and ``torch.autograd.grad`` finds no way to the parameters: call the chains where these are needed.
+    The backward pass adds to ``grad`` of the parameters, as autograd's does, but hooks of these parameters do not run.
 
-    :param chains: the chains
-    :param inputs: the input of each, ``[N, I]``
-    :return: the output of each, ``[N, O]``
+    :param chain: the chain
+    :param input: ``[N, I]``
     """
-    learnt = (p for chain in chains if chain.layers for layer in chain.layers for p in layer[:2] if p is not None)
-    some_learnt = next((parameter for parameter in learnt if parameter.requires_grad), None)
-    if some_learnt is None or not th.is_grad_enabled() or any(chain.layers is None for chain in chains):
-        return tuple(chain(input) for chain, input in zip(chains, inputs, strict=True))
-    outputs: tuple[th.Tensor, ...] = _Chains.apply(chains, some_learnt, *inputs)  # type: ignore[no-untyped-call]
-    return outputs
 
+    def __init__(self, chain: Chain, input: th.Tensor) -> None:
+        self._chain, self._input = chain, input
+        if chain.layers is None:
+            with th.enable_grad():
+                self._outputs = [chain(input)]
+        else:
+            self._outputs = chain.forward(input.detach())
+        self.output = self._outputs[-1].detach()
+        """``[N, O]``, without gradients"""
 
-class _Chains(th.autograd.Function):
-    """See :func:`run_chains`. The parameter among the inputs tells autograd that the outputs have gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, chains: Sequence[Chain], parameter: th.Tensor, *inputs: th.Tensor) -> tuple[th.Tensor, ...]:
-        outputs = [chain.forward(input) for chain, input in zip(chains, inputs, strict=True)]
-        ctx.chains, ctx.sizes = chains, [len(each) for each in outputs]
-        ctx.save_for_backward(*(tensor for each in outputs for tensor in each))
-        ctx.set_materialize_grads(False)
-        return tuple(each[-1] for each in outputs)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: th.Tensor | None) -> tuple[th.Tensor | None, ...]:
-        outputs = iter(ctx.saved_tensors)
-        of_inputs = []
-        for chain, size, gradient, needed in zip(
-            ctx.chains, ctx.sizes, gradients, ctx.needs_input_grad[2:], strict=True
-        ):
-            of_chain = [next(outputs) for _ in range(size)]
-            of_inputs.append(None if gradient is None else chain.backward(of_chain, gradient, needed))
-        return None, None, *of_inputs
+    def backward(self, gradient: th.Tensor) -> tuple[th.Tensor, th.Tensor] | None:
+        """
+        :param gradient: with respect to the output, ``[N, O]``
+        :return: a tensor from which autograd has to go on, and the gradient with respect to it; None if there is none
+        """
+        if self._chain.layers is None:
+            output = self._outputs[-1]
+            return (output, gradient) if output.requires_grad else None
+        of_input = self._chain.backward(self._outputs, gradient, self._input.requires_grad)
+        return None if of_input is None else (self._input, of_input)
 
 
 def _flatten(modules: Sequence[nn.Module]) -> Iterator[nn.Module]:
@@ -201,6 +190,18 @@ def _find_layers(modules: Sequence[nn.Module]) -> list[Layer] | None:
         else:
             return None
     return layers
+
+
+def add_gradient(parameter: th.Tensor, gradient: th.Tensor) -> None:
+    """Add to a parameter's ``grad``, unless it is frozen."""
+    if parameter.requires_grad:
+        _gradient_of(parameter).add_(gradient)
+
+
+def add_product(parameter: th.Tensor, left: th.Tensor, right: th.Tensor) -> None:
+    """Add the product of two matrices to a parameter's ``grad``, unless it is frozen."""
+    if parameter.requires_grad:
+        _gradient_of(parameter).addmm_(left, right)
 
 
 def _gradient_of(parameter: th.Tensor) -> th.Tensor:

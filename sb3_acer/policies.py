@@ -22,6 +22,7 @@ from stable_baselines3.common.torch_layers import (
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from stable_baselines3.common.utils import obs_as_tensor
 from torch import nn
+from torch.nn import functional as F
 
 from sb3_acer.checks import (
     check_array,
@@ -34,21 +35,21 @@ from sb3_acer.checks import (
     require,
 )
 from sb3_acer.distributions import Family, make_family
-from sb3_acer.heads import DuelingHead, QHead
-from sb3_acer.mlp import MLP, Chain, run_chains
+from sb3_acer.heads import DuelingHead, Judgement, QHead
+from sb3_acer.mlp import MLP, Chain, Pass, add_gradient
 from sb3_acer.parameters import FlatParameters
 from sb3_acer.recurrent import GRU, LSTM, Identity, LayerNormLSTM, Recurrent
 
 
 class Evaluation(NamedTuple):
-    """Policy and critic on B sequences of T steps."""
+    """Policy and critic on B sequences of T steps: tensors without gradients, and the way back."""
 
     stats: th.Tensor
     """statistics of pi(.|x_t), ``[T, B, P]``"""
     values: th.Tensor
-    """V(x_t), ``[T, B]``; without gradients where it is the mean of Q under pi"""
+    """V(x_t), ``[T, B]``"""
     next_values: th.Tensor
-    """V of each step's true successor, without gradients, ``[T, B]``"""
+    """V of each step's true successor, ``[T, B]``"""
     q_values: th.Tensor
     """Q(x_t, a_t), ``[T, B]``"""
     candidates: th.Tensor
@@ -57,6 +58,11 @@ class Evaluation(NamedTuple):
     """weights of the candidates, ``[T, B, K]``"""
     candidate_values: th.Tensor
     """Q(x_t, .) of the candidates, ``[T, B, K]``"""
+    backward: Callable[..., None]
+    """
+    ``backward(of_stats, of_q_values, of_values=None)`` adds gradients to ``grad`` of the parameters, from those with
+    respect to ``stats``, ``q_values``, and ``values`` where the critic has a V of its own. It can be called once.
+    """
 
 
 def _split_net_arch(net_arch: list[int] | Mapping[str, list[int]]) -> tuple[list[int], list[int]]:
@@ -633,10 +639,9 @@ class ACERPolicy(PredictionInterface):
         :return: statistics of pi(.|x), ``[N, P]``, and the recurrent states after the step, ``[N, W]``
         """
         if self._acts_on_arrays and isinstance(observations, np.ndarray):
-            outputs = th.from_numpy(self._pi_chain.of_array(observations.astype(np.float32, copy=False)))
-            log_std = None if self.log_std is None else self.log_std.detach()
-            of_rows = None if masks is None else th.from_numpy(masks)
-            return self.family.statistics(outputs, log_std, of_rows).numpy(), states
+            outputs = self._pi_chain.of_array(observations.astype(np.float32, copy=False))
+            log_std = None if self.log_std is None else self.log_std.detach().numpy()
+            return self.family.statistics_of_arrays(outputs, log_std, masks), states
         with th.no_grad():  # tensors of inference mode, kept by a module, would be of no use in training
             of_rows = None if masks is None else th.from_numpy(masks).to(self.device)
             tensors = obs_as_tensor(observations, self.device), th.from_numpy(states).to(self.device), of_rows
@@ -718,22 +723,45 @@ class ACERPolicy(PredictionInterface):
         latent, q_latent = self._features(rows)
         if self.state_size:
             latent, q_latent = self._sequence(latent, q_latent, states, ends, final_steps)
-        outputs, q_outputs = run_chains((self._pi_chain, self._q_chain), (latent, q_latent))
         of_rows = None if masks is None or final_masks is None else _stack_rows(masks, final_masks)
-        stats = self.family.statistics(outputs, self.log_std, of_rows)
-        judgement = self.q_head.forward(q_outputs, stats, actions, n_samples, rng)
+        with th.inference_mode():
+            passes = Pass(self._pi_chain, latent), Pass(self._q_chain, q_latent)
+            stats = self.family.statistics(passes[0].output, self.log_std, of_rows)
+            judgement = self.q_head.forward(passes[1].output, stats, actions, n_samples, rng)
 
-        n_rows = n_steps * n_sequences
-        values = judgement.values.detach()
-        next_values = values[n_sequences : n_rows + n_sequences]
-        if len(final_steps):
-            next_values = next_values.index_copy(0, final_steps, values[n_rows + n_sequences :])
-        return Evaluation(
-            stats[:n_rows].view(n_steps, n_sequences, -1),
-            judgement.values[:n_rows].view(n_steps, n_sequences),
-            next_values.view(n_steps, n_sequences),
-            *judgement[1:],
-        )
+            n_rows = n_steps * n_sequences
+            next_values = judgement.values[n_sequences : n_rows + n_sequences]
+            if len(final_steps):
+                next_values = next_values.index_copy(0, final_steps, judgement.values[n_rows + n_sequences :])
+            return Evaluation(
+                stats[:n_rows].view(n_steps, n_sequences, -1),
+                judgement.values[:n_rows].view(n_steps, n_sequences),
+                next_values.view(n_steps, n_sequences),
+                *judgement[1:-1],
+                partial(self._backward, passes, stats, judgement),
+            )
+
+    def _backward(
+        self,
+        passes: tuple[Pass, Pass],
+        stats: th.Tensor,
+        judgement: Judgement,
+        of_stats: th.Tensor,
+        of_q_values: th.Tensor,
+        of_values: th.Tensor | None = None,
+    ) -> None:
+        """``backward`` of an :class:`Evaluation`, after what :meth:`evaluate` keeps for it."""
+        with th.inference_mode():
+            of_steps = of_stats.flatten(0, 1)
+            n_others = len(stats) - len(of_steps)  # rows that are only bootstrapped from
+            of_outputs, of_log_std = self.family.backward(stats[: len(of_steps)], of_steps)
+            if self.log_std is not None and of_log_std is not None:
+                add_gradient(self.log_std, of_log_std)
+            gradients = F.pad(of_outputs, (0, 0, 0, n_others)), judgement.backward(of_q_values, of_values)
+            found = [each.backward(gradient) for each, gradient in zip(passes, gradients, strict=True)]
+        rest = [pair for pair in found if pair is not None]
+        if rest:
+            th.autograd.backward([tensor for tensor, _ in rest], [gradient for _, gradient in rest])
 
 
 @cache

@@ -160,7 +160,7 @@ class Ring:
         places = steps["final_place"].numpy().reshape(-1)
         final_steps = np.flatnonzero(places >= 0)
         finals = {key: take(table, places[final_steps]) for key, table in self.finals.rows.items()}
-        return steps, observations, finals, final_steps, take(self.states.flatten(0, 1), slots * self.n_envs + envs)
+        return steps, observations, finals, final_steps, take(self.states, slots * self.n_envs + envs, 2)
 
     def state_dict(self, n_rows: int) -> dict[str, Any]:
         """

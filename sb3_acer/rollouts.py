@@ -272,8 +272,9 @@ class RolloutAlgorithm(OffPolicyAlgorithm):
             acted.update(masks=self._masks, next_masks=following_masks(masks, infos, *of_actions))
         self.replay_buffer.add(obs, next_obs, buffer_action, reward, dones, infos, **acted)
         self._last_obs, self._masks = new_obs, masks
-        # A new array: a view of the policy's output would keep the memory of all earlier steps alive.
-        self._states = np.where(dones[:, None], np.float32(0), self._states_after)
+        if self.policy.state_size:
+            # A new array: a view of the policy's output would keep the memory of all earlier steps alive.
+            self._states = np.where(dones[:, None], np.float32(0), self._states_after)
         self._episode_starts = dones
 
 

@@ -41,10 +41,11 @@ class Settings(NamedTuple):
 class Update(NamedTuple):
     """What an update computes."""
 
-    outputs: tuple[th.Tensor, ...]
-    """the networks' outputs that gradients flow into: statistics, Q of the actions taken, and a V of its own"""
     gradients: tuple[th.Tensor, ...]
-    """gradients of the loss with respect to the outputs; the loss is a weighted mean over the T * B states"""
+    """
+    gradients of the loss, a weighted mean over the T * B states, with respect to the statistics, ``[T, B, P]``, Q of
+    the actions taken, ``[T, B]``, and a V of its own where the critic has one, ``[T, B]``
+    """
     batch: SequenceBatch
     evaluation: Evaluation
     average: th.Tensor
@@ -82,24 +83,29 @@ def compute_update(
     :param batch: B sequences of T steps, on-policy or replayed
     :param settings: see there
     :param rng: the source of the sampled candidates
-    :return: the update; ``torch.autograd.backward(update.outputs, update.gradients)`` carries it to the parameters
+    :return: the update; ``update.evaluation.backward(*update.gradients)`` carries it to the parameters
     """
     # One forward pass of policy and critic over all rows, one of the average policy.
-    finals = batch.final_observations, batch.final_steps
-    sequences = batch.observations, batch.actions, batch.states, batch.ends, *finals
+    ends, finals = batch.ends, (batch.final_observations, batch.final_steps)
+    sequences = batch.observations, batch.actions, batch.states, ends, *finals
     masks = batch.masks, batch.final_masks
     evaluation = policy.evaluate(*sequences, settings.n_action_samples, rng, *masks)
-    average = average_policy.statistics(batch.observations, batch.states, batch.ends, batch.masks)
+    average = average_policy.statistics(batch.observations, batch.states, ends, batch.masks)
     with th.inference_mode():  # no backward pass goes through the rest; recording one takes a tenth of an update
-        return _gradients(policy.family, evaluation, average, batch, settings)
+        return _gradients(policy.family, evaluation, average, batch, ends, settings)
 
 
 def _gradients(
-    family: Family, evaluation: Evaluation, average: th.Tensor, batch: SequenceBatch, settings: Settings
+    family: Family,
+    evaluation: Evaluation,
+    average: th.Tensor,
+    batch: SequenceBatch,
+    ends: th.Tensor,
+    settings: Settings,
 ) -> Update:
     """See :func:`compute_update`."""
-    c, ends = settings.correction_term, batch.ends
-    stats, values, q_values = (tensor.detach() for tensor in (evaluation.stats, evaluation.values, evaluation.q_values))
+    c = settings.correction_term
+    stats, values, q_values = evaluation.stats, evaluation.values, evaluation.q_values
     ratio, candidate_ratios = family.ratios(stats, batch.behaviour, batch.actions, evaluation.candidates)
 
     # Targets: Q^ret for the critic, and for the policy where actions are enumerated; else Q^opc.
@@ -112,7 +118,7 @@ def _gradients(
 
     # Policy: the gradient of each state's gain with respect to its statistics, within the trust region.
     advantage = returns - values
-    candidate_advantages = evaluation.candidate_values.detach() - values.unsqueeze(-1)
+    candidate_advantages = evaluation.candidate_values - values.unsqueeze(-1)
     weight = truncated_weight(ratio, advantage, c)
     weights = correction_weights(evaluation.weights, candidate_ratios, candidate_advantages, c)
     g = family.gain_gradient(stats, batch.actions, weight, evaluation.candidates, weights)
@@ -122,16 +128,14 @@ def _gradients(
 
     # Critic: Q towards Q^ret, and V towards V^target where the critic has a V of its own.
     share = batch.weights / batch.weights.numel()
-    outputs = [evaluation.stats, evaluation.q_values]
     q_share = settings.q_coef * share
     gradients = [z * -share.unsqueeze(-1), q_share * critic_gradient(q_values, q_ret)]
     if not family.enumerable:
         target = value_target(ratio, q_ret, q_values, values)
-        outputs.append(evaluation.values)
         gradients.append(q_share * critic_gradient(values, target))
     ratios, advantages = (ratio, candidate_ratios), (advantage, candidate_advantages)
     results = (evaluation, average, *ratios, q_ret, *advantages, g, k, z)
-    return Update(tuple(outputs), tuple(gradients), batch, *results)
+    return Update(tuple(gradients), batch, *results)
 
 
 def metrics(family: Family, update: Update, c: float) -> dict[str, float]:
@@ -142,7 +146,7 @@ def metrics(family: Family, update: Update, c: float) -> dict[str, float]:
     :return: what ACER logs of it: means over the T * B states, and shares of them
     """
     evaluation = update.evaluation
-    stats, q_values = evaluation.stats.detach(), evaluation.q_values.detach()
+    stats, q_values = evaluation.stats, evaluation.q_values
     log_prob = family.log_prob(stats, update.batch.actions)
     log_probs = family.log_prob(stats.unsqueeze(-2), evaluation.candidates)
     ratios, advantages = update.candidate_ratios, update.candidate_advantages

@@ -260,6 +260,22 @@ def gradient(value: th.Tensor, stats: th.Tensor) -> th.Tensor:
 
 
 @every_space
+def test_gradients_through_the_statistics_are_those_of_autograd(space: Space, rng: np.random.Generator) -> None:
+    family = make_family(space)
+    outputs = normal(rng, 7, family.n_outputs).requires_grad_()
+    log_std = normal(rng, family.n_log_std).requires_grad_() if family.n_log_std else None
+    stats = family.statistics(outputs, log_std)
+    of_stats = normal(rng, *stats.shape)
+    expected = th.autograd.grad(stats, [outputs, *([] if log_std is None else [log_std])], of_stats)
+    of_outputs, of_log_std = family.backward(stats.detach(), of_stats)
+    close(of_outputs, expected[0])
+    if of_log_std is None:
+        assert log_std is None
+    else:
+        close(of_log_std, expected[1])
+
+
+@every_space
 def test_gradients_of_kl_and_entropy_are_those_of_autograd(space: Space, rng: np.random.Generator) -> None:
     family, average = make_family(space), random_stats(space, rng, 7, 2)
     stats = random_stats(space, rng, 7, 2).requires_grad_()
@@ -393,6 +409,7 @@ def test_multidiscrete_with_one_factor_equals_discrete(rng: np.random.Generator)
     uniforms = uniform(rng, 7, 1)
     calls: list[Callable[[Family], Any]] = [
         lambda family: family.statistics(3 * stats, None),
+        lambda family: family.backward(stats, other)[0],
         lambda family: family.log_prob(stats, actions),
         lambda family: family.ratio(stats, other, actions),
         lambda family: family.entropy(stats),
@@ -787,6 +804,15 @@ def test_scores_are_those_of_single_states_whatever_the_leading_axes(space: Spac
         together = score(stats, actions, weights)
         for row in range(6):
             close(together[row], score(stats[row], actions[row], weights[row]))
+
+
+@every_space
+def test_statistics_of_arrays_are_those_of_tensors(space: Space, rng: np.random.Generator) -> None:
+    family = make_family(space)
+    outputs = normal(rng, 5, family.n_outputs)
+    log_std = normal(rng, family.n_log_std) if family.n_log_std else None
+    found = family.statistics_of_arrays(outputs.numpy(), None if log_std is None else log_std.numpy())
+    close(th.from_numpy(found), family.statistics(outputs, log_std))
 
 
 @every_space

@@ -1,10 +1,8 @@
-from typing import Any
-
 import pytest
 import torch as th
 from torch import nn
 
-from sb3_acer.mlp import MLP, Chain, run_chains
+from sb3_acer.mlp import MLP, Chain, Pass
 
 MODULES: dict[str, tuple[type[nn.Module], ...]] = {
     "tanh": (nn.Tanh,),
@@ -41,32 +39,36 @@ def test_hidden_layers_compute_what_their_modules_do(hidden: list[int], activati
 
 
 @pytest.mark.parametrize("activations", MODULES.values(), ids=MODULES)
-@pytest.mark.parametrize("change", ["none", "no bias", "frozen", "ends with an activation"])
+@pytest.mark.parametrize("change", ["none", "no bias", "frozen", "all frozen", "ends with an activation"])
 @pytest.mark.parametrize("input_learns", [True, False])
-def test_chains_have_the_outputs_and_gradients_of_their_modules(
+def test_passes_have_the_outputs_and_gradients_of_their_modules(
     activations: tuple[type[nn.Module], ...], change: str, input_learns: bool
 ) -> None:
     th.manual_seed(0)
-    modules = [network(activations, change == "ends with an activation", change != "no bias") for _ in range(2)]
+    module = network(activations, change == "ends with an activation", change != "no bias")
     if change == "frozen":
-        modules[0][0].weight.requires_grad_(False)
-        modules[1].requires_grad_(False)
-    parameters = [parameter for module in modules for parameter in module.parameters()]
-    inputs = th.randn(7, 4, dtype=th.float64, requires_grad=input_learns)  # one input for both
-    found: list[list[Any]] = []
-    chains = [Chain(module) for module in modules]
-    for by_hand in (False, True):
-        for tensor in (inputs, *parameters):
-            tensor.grad = None
-        outputs = run_chains(chains, (inputs, inputs)) if by_hand else [module(inputs) for module in modules]
-        losses = [(index + 1) * output.square().sum() for index, output in enumerate(outputs)]
-        th.autograd.backward([loss for loss in losses if loss.requires_grad])
-        found.append([*outputs, *(tensor.grad for tensor in (inputs, *parameters))])
-    for theirs, ours in zip(*found, strict=True):
-        assert (theirs is None) == (ours is None)
+        module[0].weight.requires_grad_(False)
+    if change == "all frozen":
+        module.requires_grad_(False)
+    tensors = [th.randn(7, 4, dtype=th.float64, requires_grad=input_learns), *module.parameters()]
+    chain, gradient = Chain(module), th.randn(7, 4 + len(activations) + 1, dtype=th.float64)
+    expected = module(tensors[0])
+    if expected.requires_grad:
+        expected.backward(gradient)
+    gradients = [tensor.grad for tensor in tensors]
+    for tensor in tensors:
+        tensor.grad = None
+    ours = Pass(chain, tensors[0])
+    assert not ours.output.requires_grad
+    for output in (ours.output, chain(tensors[0])):
+        close(output, expected)
+    rest = ours.backward(gradient)
+    if rest is not None:
+        th.autograd.backward(*rest)
+    for tensor, theirs in zip(tensors, gradients, strict=True):
+        assert (tensor.grad is None) == (theirs is None)
         if theirs is not None:
-            close(ours, theirs)
-    close(chains[0](inputs), found[0][0])
+            close(th.as_tensor(tensor.grad), theirs)
 
 
 @pytest.mark.parametrize("activations", [MODULES[name] for name in ("tanh", "ReLU", "both", "none")], ids=str)
@@ -83,28 +85,13 @@ def test_chains_of_arrays_have_the_outputs_of_their_modules(
             parameter.data = th.randn_like(parameter)  # other memory
 
 
-def test_gradients_of_chains_are_added_to_what_is_there() -> None:
+def test_gradients_are_added_to_what_is_there() -> None:
     module = network((nn.Tanh,), False)
     chain, inputs = Chain(module), th.randn(3, 4, dtype=th.float64)
     gradients = []
     for _ in range(2):
-        (output,) = run_chains((chain,), (inputs,))
-        th.autograd.backward(output.sum())
+        found = Pass(chain, inputs)
+        assert found.backward(th.ones_like(found.output)) is None
         gradients.append([parameter.grad.clone() for parameter in module.parameters() if parameter.grad is not None])
     for once, twice in zip(*gradients, strict=True):
         close(twice, 2 * once)
-
-
-def test_an_output_without_a_gradient_leaves_its_chain_alone() -> None:
-    modules = [network((nn.Tanh,), False) for _ in range(2)]
-    inputs = th.randn(3, 4, dtype=th.float64)
-    outputs = run_chains([Chain(module) for module in modules], (inputs, inputs))
-    th.autograd.backward(outputs[1].sum())
-    assert all(parameter.grad is None for parameter in modules[0].parameters())
-    assert all(parameter.grad is not None for parameter in modules[1].parameters())
-
-
-def test_chains_have_no_gradients_where_none_are_recorded() -> None:
-    chain, inputs = Chain(network((nn.Tanh,), False)), th.randn(3, 4, dtype=th.float64)
-    with th.no_grad():
-        assert not run_chains((chain,), (inputs,))[0].requires_grad

@@ -42,7 +42,8 @@ class OldNames:
         return getattr(self._callback, name)
 
     def update_locals(self, locals_: dict[str, Any]) -> None:
-        self._callback.update_locals({**locals_, **self._old_locals(locals_)})
+        locals_.update(self._old_locals(locals_))
+        self._callback.update_locals(locals_)
 
 
 class StableBaselinesInterface(ResumableAlgorithm):
