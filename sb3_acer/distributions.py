@@ -233,15 +233,24 @@ class Family(ABC):
         :return: actions, ``[..., D]``
         """
 
-    def act(self, stats: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
+    def noise(self, rng: np.random.Generator, n_rows: int) -> np.ndarray:
+        """
+        :param rng: the source of the random draws
+        :param n_rows: N
+        :return: what :meth:`act` makes actions of: independent numbers, uniform on [0, 1), of continuous actions
+            standard normal, ``[N, D]``
+        """
+        return rng.random((n_rows, self.n_components))
+
+    def act(self, stats: np.ndarray, noise: np.ndarray) -> np.ndarray:
         """
         :meth:`sample` for N environments, on arrays.
 
         :param stats: ``[N, P]``
-        :param uniforms: ``[N, D]``
+        :param noise: see :meth:`noise`, ``[N, D]``
         :return: ``[N, D]``
         """
-        return self.sample(th.from_numpy(stats), th.from_numpy(uniforms)).numpy()
+        return self.sample(th.from_numpy(stats), th.from_numpy(noise)).numpy()
 
     @abstractmethod
     def mode(self, stats: th.Tensor) -> th.Tensor:
@@ -472,9 +481,9 @@ class Enumerated(Categorical):
     def trace_roots(self, masks: th.Tensor) -> int | th.Tensor:
         return self.trace_root
 
-    def act(self, stats: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
+    def act(self, stats: np.ndarray, noise: np.ndarray) -> np.ndarray:
         # numpy takes a third of torch's time for so few numbers.
-        return _invert(stats, uniforms)[:, np.newaxis]
+        return _invert(stats, noise)[:, np.newaxis]
 
     # The candidates are all actions in order, so the statistics themselves are the table of their probabilities.
 
@@ -597,10 +606,13 @@ class DiagonalGaussian(Family):
         actions: th.Tensor = mean + std * _normals(uniforms).to(mean.dtype)
         return actions
 
-    def act(self, stats: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
+    def noise(self, rng: np.random.Generator, n_rows: int) -> np.ndarray:
+        return rng.standard_normal((n_rows, self.n_components))
+
+    def act(self, stats: np.ndarray, noise: np.ndarray) -> np.ndarray:
         # numpy takes a third of torch's time for so few numbers.
         mean, std = stats[:, : self.n_components], stats[:, self.n_components :]
-        actions: np.ndarray = mean + std * _normals(th.from_numpy(uniforms)).numpy().astype(mean.dtype)
+        actions: np.ndarray = mean + std * noise.astype(mean.dtype)
         return actions
 
     def mode(self, stats: th.Tensor) -> th.Tensor:

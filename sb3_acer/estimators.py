@@ -55,19 +55,25 @@ def off_policy_returns(
     """
     # The recursion G_t = offset_t + weight_t G_{t+1} is a triangular system of equations: one operation for a block of
     # steps instead of some for each step.
-    weights = discounts[:-1] * continues[:-1] * traces[1:]
-    offsets = rewards + discounts * next_values
-    offsets[:-1].sub_(weights * q_values[1:])
+    weights = (discounts * continues)[:-1] * traces[1:]
+    offsets = th.addcmul(rewards, discounts, next_values)
+    offsets[:-1].addcmul_(weights, q_values[1:], value=-1)
+    if len(offsets) <= _BLOCK:
+        return _solve(weights, offsets)
     blocks: list[th.Tensor] = []
     for end in range(len(offsets), 0, -_BLOCK):
         start = max(end - _BLOCK, 0)
         if blocks:
             offsets[end - 1].add_(weights[end - 1] * blocks[-1][0])
-        system = th.diag_embed(-weights[start : end - 1].movedim(0, -1), offset=1)
-        block = offsets[start:end].movedim(0, -1).unsqueeze(-1)
-        solution = th.linalg.solve_triangular(system, block, upper=True, unitriangular=True)
-        blocks.append(solution.squeeze(-1).movedim(-1, 0))
-    return blocks[0] if len(blocks) == 1 else th.cat(blocks[::-1])
+        blocks.append(_solve(weights[start : end - 1], offsets[start:end]))
+    return th.cat(blocks[::-1])
+
+
+def _solve(weights: th.Tensor, offsets: th.Tensor) -> th.Tensor:
+    """G of G_t = offset_t + weight_t G_{t+1}, with G = offset at the last step, ``[T, B]``."""
+    system = th.diag_embed(-weights.t(), offset=1)
+    solution: th.Tensor = th.linalg.solve_triangular(system, offsets.t().unsqueeze(-1), upper=True, unitriangular=True)
+    return solution.squeeze(-1).t()
 
 
 def truncated_weight(ratio: th.Tensor, advantage: th.Tensor, c: float) -> th.Tensor:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -81,11 +82,16 @@ class QHead(nn.Module):
         return Judgement(
             self.values(q, stats),
             q_steps.gather(-1, actions).squeeze(-1),
-            th.arange(q.shape[-1], device=q.device).unsqueeze(-1).expand(*q_steps.shape, 1),
+            _every_action(q.shape[-1], q.device).expand(*q_steps.shape, 1),
             weights,
             q_steps,
             backward,
         )
+
+
+@cache
+def _every_action(n_actions: int, device: th.device) -> th.Tensor:
+    return th.arange(n_actions, device=device).unsqueeze(-1)
 
 
 class DuelingHead(nn.Module):
@@ -164,7 +170,7 @@ class DuelingHead(nn.Module):
             of_hidden = self.activation.backward(rows, hidden[:n_learnt])
             of_outputs = th.zeros_like(outputs)
             of_outputs[:n_rows, 0] = of_q if of_values is None else of_q + of_values.flatten()
-            th.sum(of_hidden, 0, out=of_outputs[:n_rows, 1:])
+            of_outputs[:n_rows, 1:] = of_hidden.sum(0)
             add_product(self.action.weight, of_hidden.flatten(0, 1).t(), encoded[:n_learnt].flatten(0, 1))
             add_product(self.advantage.weight, of_advantages.view(1, -1), hidden[:n_learnt].flatten(0, 1))
             return of_outputs

@@ -234,7 +234,7 @@ class RolloutAlgorithm(OffPolicyAlgorithm):
         family = self.policy.family
         assert self._last_obs is not None
         self._behaviour, self._states_after = self.policy.act(self._last_obs, self._states, self._masks)
-        actions = family.act(self._behaviour, self._rngs.actions.random((n_envs, family.n_components)))
+        actions = family.act(self._behaviour, family.noise(self._rngs.actions, n_envs))
         return family.to_env(actions), actions
 
     def _store_transition(

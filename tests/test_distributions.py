@@ -418,7 +418,7 @@ def test_multidiscrete_with_one_factor_equals_discrete(rng: np.random.Generator)
         lambda family: family.entropy_gradient(stats),
         lambda family: family.score(stats, candidates, weights),
         lambda family: family.sample(stats, uniforms),
-        lambda family: th.from_numpy(family.act(stats.numpy(), uniforms.numpy())),
+        lambda family: th.from_numpy(family.act(stats.numpy(), noise_of(family, uniforms))),
         lambda family: family.mode(stats),
         lambda family: family.encode(actions),
         lambda family: family.ratios(stats, other, actions, candidates)[0],
@@ -529,13 +529,32 @@ def test_an_outcome_of_probability_zero_is_never_drawn(
         assert parts[0][action.item()] > 0
 
 
+def noise_of(family: Family, uniforms: th.Tensor) -> np.ndarray:
+    """The noise with which the family acts as it samples from uniform numbers."""
+    if not isinstance(family, DiagonalGaussian):
+        return uniforms.numpy()
+    normals: np.ndarray = th.special.ndtri(uniforms.clamp(min=np.finfo(np.float64).tiny)).numpy()
+    return normals
+
+
+@every_space
+def test_noise_has_the_distribution_that_acting_needs(space: Space, rng: np.random.Generator) -> None:
+    family = make_family(space)
+    drawn = family.noise(rng, 20_000)
+    assert drawn.shape == (20_000, family.n_components)
+    cumulated = th.special.ndtr(th.from_numpy(drawn)).numpy() if isinstance(family, DiagonalGaussian) else drawn
+    expected = (np.arange(20_000) + 0.5) / 20_000
+    for of_component in np.sort(cumulated, 0).T:
+        assert np.abs(of_component - expected).max() < 2.0 / np.sqrt(20_000)  # Kolmogorov and Smirnov's distance
+
+
 @every_space
 @pytest.mark.parametrize("dtype", [th.float32, th.float64])
 def test_act_equals_sample(space: Space, dtype: th.dtype, rng: np.random.Generator) -> None:
     family, stats = make_family(space), random_stats(space, rng, 200).to(dtype)
     uniforms = uniform(rng, 200, family.n_components)
     uniforms[0], uniforms[1] = 0, 1 - 2**-53
-    actions = family.act(stats.numpy(), uniforms.numpy())
+    actions = family.act(stats.numpy(), noise_of(family, uniforms))
     np.testing.assert_array_equal(actions, family.sample(stats, uniforms).numpy())
     assert actions.shape == (200, family.n_components)
 
@@ -813,12 +832,3 @@ def test_statistics_of_arrays_are_those_of_tensors(space: Space, rng: np.random.
     log_std = normal(rng, family.n_log_std) if family.n_log_std else None
     found = family.statistics_of_arrays(outputs.numpy(), None if log_std is None else log_std.numpy())
     close(th.from_numpy(found), family.statistics(outputs, log_std))
-
-
-@every_space
-def test_arrays_are_sampled_as_tensors_are(space: Space, rng: np.random.Generator) -> None:
-    stats = random_stats(space, rng, 50)
-    family = make_family(space)
-    uniforms = rng.random((50, family.n_components))
-    expected = family.sample(stats, th.from_numpy(uniforms))
-    np.testing.assert_allclose(family.act(stats.numpy(), uniforms), expected, rtol=1e-12)
