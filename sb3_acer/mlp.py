@@ -153,7 +153,7 @@ class Pass:
     def __init__(self, chain: Chain, input: th.Tensor) -> None:
         self._chain, self._input = chain, input
         if chain.layers is None:
-            with th.enable_grad():
+            with th.inference_mode(False), th.enable_grad():
                 self._outputs = [chain(input)]
         else:
             self._outputs = chain.forward(input.detach())

@@ -292,12 +292,16 @@ def recurrent_step(network: Recurrent, x: th.Tensor, states: th.Tensor) -> tuple
 
 
 def dense(layers: nn.Module, x: th.Tensor) -> th.Tensor:
-    """Linear layers and their activations, Tanh or ReLU."""
+    """Linear layers and their activations, Tanh, ReLU or ELU."""
     for module in layers.modules():
         if isinstance(module, nn.Linear):
             x = module.weight @ x if module.bias is None else module.weight @ x + module.bias
-        elif isinstance(module, (nn.Tanh, nn.ReLU)):
-            x = x.tanh() if isinstance(module, nn.Tanh) else x.clamp(min=0)
+        elif isinstance(module, nn.Tanh):
+            x = x.tanh()
+        elif isinstance(module, nn.ReLU):
+            x = x.clamp(min=0)
+        elif isinstance(module, nn.ELU):
+            x = th.where(x > 0, x, x.expm1())
     return x
 
 

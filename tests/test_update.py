@@ -209,6 +209,8 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "networks of other depths": {"net_arch": {"pi": [4, 3], "qf": [4]}},
     "no hidden layers": {"net_arch": []},
     "another activation": {"net_arch": [4, 4], "activation_fn": th.nn.ReLU},
+    "an activation that autograd differentiates": {"net_arch": [4, 4], "activation_fn": th.nn.ELU},
+    "an LSTM before it": {"net_arch": [4], "activation_fn": th.nn.ELU, "recurrent_class": LSTM},
     "a shared LSTM": {"recurrent_class": LSTM, "shared_lstm": True, "enable_critic_lstm": False},
     "an LSTM for the policy alone": {"recurrent_class": LSTM, "enable_critic_lstm": False},
 }
