@@ -108,7 +108,7 @@ def time_shares(model: ACER, steps: int) -> dict[str, float]:
         "sampling": [(model.replay_buffer, "latest"), (model.replay_buffer, "sample")],
         "evaluation": [(model.policy, "evaluate")],
         "average policy": [(model.average_policy, "statistics")],
-        "backward": [(th.autograd, "backward")],
+        "backward": [(model.policy, "_backward")],
         "optimiser": [(model.policy.optimizer, "step")],
         "gradient norm": [(model.policy.flat, "clip_grad_norm")],
         "the average's move": [(model.average_policy.flat, "average")],

@@ -35,7 +35,7 @@ from sb3_acer.checks import (
     require,
 )
 from sb3_acer.distributions import Family, make_family
-from sb3_acer.heads import DuelingHead, Judgement, QHead
+from sb3_acer.heads import DuelingHead, QHead
 from sb3_acer.mlp import MLP, Chain, Pass, add_gradient
 from sb3_acer.parameters import FlatParameters
 from sb3_acer.recurrent import GRU, LSTM, Identity, LayerNormLSTM, Recurrent
@@ -738,19 +738,20 @@ class ACERPolicy(PredictionInterface):
                 judgement.values[:n_rows].view(n_steps, n_sequences),
                 next_values.view(n_steps, n_sequences),
                 *judgement[1:-1],
-                partial(self._backward, passes, stats, judgement),
+                partial(self._backward, [passes, stats, judgement]),
             )
 
     def _backward(
         self,
-        passes: tuple[Pass, Pass],
-        stats: th.Tensor,
-        judgement: Judgement,
+        kept: list[Any],
         of_stats: th.Tensor,
         of_q_values: th.Tensor,
         of_values: th.Tensor | None = None,
     ) -> None:
-        """``backward`` of an :class:`Evaluation`, after what :meth:`evaluate` keeps for it."""
+        """``backward`` of an :class:`Evaluation`, given what :meth:`evaluate` kept for it, which is released."""
+        require(len(kept) > 0, "backward", "called once for each evaluation", "another call")
+        passes, stats, judgement = kept
+        kept.clear()
         with th.inference_mode():
             of_steps = of_stats.flatten(0, 1)
             n_others = len(stats) - len(of_steps)  # rows that are only bootstrapped from

@@ -3,6 +3,7 @@
 import inspect
 import itertools
 import math
+import weakref
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -357,6 +358,17 @@ def test_gradients_of_the_critic_do_not_reach_the_policy_and_back(
         assert not reached(0, 0, 1)
     else:
         assert {"q_head.latent.weight", "q_net.0.weight"} <= reached(0, 0, 1) < of_critic
+
+
+def test_a_backward_pass_releases_the_activations_and_cannot_be_repeated() -> None:
+    policy = make(VECTOR, ACTIONS["Box"])
+    found = evaluate(policy, sequences(policy))
+    kept = weakref.ref(found.backward.args[0][0][0])  # type: ignore[attr-defined]
+    gradients = (th.ones_like(found.stats), th.ones_like(found.q_values))
+    found.backward(*gradients)
+    assert kept() is None
+    with pytest.raises(ValueError, match="backward must be called once for each evaluation, got 'another call'"):
+        found.backward(*gradients)
 
 
 # Statistics and observations
