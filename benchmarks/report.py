@@ -234,7 +234,10 @@ def snippets() -> str:
 
 
 def speed(prefix: str) -> str:
-    """Medians of the benchmarks whose names begin so: a column for each unit, and the ratio to the first variant."""
+    """
+    Medians of the benchmarks whose names begin so: a column for each unit, and the median of the ratios to the first
+    variant's runs, which are interleaved with the others.
+    """
     values: dict[str, dict[str, dict[str, list[float]]]] = {}
     for row in read(RESULTS / "speed.csv"):
         if row["benchmark"].startswith(prefix):
@@ -242,12 +245,12 @@ def speed(prefix: str) -> str:
             variants.setdefault(row["variant"], {}).setdefault(row["unit"], []).append(float(row["value"]))
     rows, units = [], list(dict.fromkeys(unit for each in values.values() for one in each.values() for unit in one))
     for benchmark, variants in values.items():
-        medians = {name: {unit: float(np.median(each)) for unit, each in one.items()} for name, one in variants.items()}
-        first = next(iter(medians.values()))[units[0]]
-        for name, one in medians.items():
-            cells = [f"{one[unit]:,.0f}" if one[unit] >= 100 else f"{one[unit]:.3g}" for unit in units]
-            has_ratio = units[0] == "steps/s" or "floor" in medians
-            ratio = f"{one[units[0]] / first:.2f}" if has_ratio else ""
+        first = next(iter(variants.values()))[units[0]]
+        for name, one in variants.items():
+            medians = [float(np.median(one[unit])) for unit in units]
+            cells = [f"{median:,.0f}" if median >= 100 else f"{median:.3g}" for median in medians]
+            has_ratio = units[0] == "steps/s" or "floor" in variants
+            ratio = f"{np.median(np.divide(one[units[0]], first)):.2f}" if has_ratio else ""
             rows.append([benchmark.removeprefix(prefix).lstrip(", "), name, *cells, ratio])
     return markdown(["benchmark", "variant", *units, "ratio"], rows)
 
