@@ -175,12 +175,12 @@ class DuelingHead(nn.Module):
             add_product(self.advantage.weight, of_advantages.view(1, -1), hidden[:n_learnt].flatten(0, 1))
             return of_outputs
 
-        of_candidates = q_values[:, 1:].view(*shape, -1)
+        candidate_values = q_values[:, 1:].view(*shape, -1)
         return Judgement(
             values,
             q_values[:, 0].view(shape),
             candidates.transpose(0, 1).view(*shape, n_samples, -1),
-            th.full_like(of_candidates, 1 / n_samples),
-            of_candidates,
+            th.full_like(candidate_values, 1 / n_samples),
+            candidate_values,
             backward,
         )
