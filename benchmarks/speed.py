@@ -191,8 +191,9 @@ def updates(n_runs: int, steps: int) -> list[Measurement]:
 
         parts = {"floor": repeated(run_floor), "update": repeated(lambda model=model, batch=batch: model.update(batch))}
         found = interleaved(parts, n_runs + 1)
+        found = {part: each[1:] for part, each in found.items()}  # the first runs warm up
         for part, each in found.items():
-            rows += [(f"update, {title}", part, run, 1000 * took / n_calls, "ms") for run, took in enumerate(each[1:])]
+            rows += [(f"update, {title}", part, run, 1000 * took / n_calls, "ms") for run, took in enumerate(each)]
         ratio = statistics.median(update / floor for floor, update in zip(*found.values(), strict=True))
         print(f"{title}: an update takes {ratio:.2f} times its floor")
     return rows

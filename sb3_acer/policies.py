@@ -42,7 +42,7 @@ from sb3_acer.recurrent import GRU, LSTM, Identity, LayerNormLSTM, Recurrent
 
 
 class Evaluation(NamedTuple):
-    """Policy and critic on B sequences of T steps: tensors without gradients, and the way back."""
+    """Policy and critic on B sequences of T steps: tensors without gradients, and the backward pass."""
 
     stats: th.Tensor
     """statistics of pi(.|x_t), ``[T, B, P]``"""
