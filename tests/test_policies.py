@@ -188,7 +188,7 @@ def test_one_pass_over_all_rows_equals_one_for_each_row(observation_space: Space
             th.zeros(int(truncated.sum()), dtype=th.int64),
         )
         alone = policy.evaluate(*row, 3, rng)
-        for name, of_all, of_one in zip(Evaluation._fields, whole[:-1], alone[:-1], strict=False):
+        for name, of_all, of_one in zip(Evaluation._fields[:-1], whole[:-1], alone[:-1], strict=True):
             assert of_all[t, b].shape == of_one[0, 0].shape, name
             close(of_all[t, b], of_one[0, 0])
         assert step == t * n_sequences + b
@@ -352,6 +352,7 @@ def test_gradients_of_the_critic_do_not_reach_the_policy_and_back(
     of_policy = {name for name, _ in policy.named_parameters() if name.startswith(("pi_", "log_std"))}
     of_critic = {name for name, _ in policy.named_parameters() if name.startswith("q_")}
     assert of_policy | of_critic == {name for name, _ in policy.named_parameters()}
+    assert not any(part.requires_grad for part in evaluate(policy, sequences(policy))[:-1])
     assert reached(1, 0, 0) == of_policy
     assert reached(0, 1, 0) == of_critic
     if policy.family.enumerable:
@@ -658,7 +659,7 @@ def test_a_loaded_policy_is_the_one_that_was_saved(
     loaded = type(policy).load(str(tmp_path / "policy.pt"), device="cpu")
     given = sequences(policy)
     for name, ours, theirs in zip(
-        Evaluation._fields, evaluate(policy, given)[:-1], evaluate(loaded, given)[:-1], strict=False
+        Evaluation._fields[:-1], evaluate(policy, given)[:-1], evaluate(loaded, given)[:-1], strict=True
     ):
         assert th.equal(ours, theirs), name
     assert type(loaded) is policy_class(observation_space)

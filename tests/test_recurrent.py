@@ -469,7 +469,7 @@ def test_each_step_is_evaluated_as_if_alone_from_its_recurrent_state(
             th.zeros(int(truncated.sum()), dtype=th.int64),
         )
         alone = policy.evaluate(*row, 3, rng)
-        for name, of_all, of_one in zip(Evaluation._fields, whole[:-1], alone[:-1], strict=False):
+        for name, of_all, of_one in zip(Evaluation._fields[:-1], whole[:-1], alone[:-1], strict=True):
             assert of_all[t, b].shape == of_one[0, 0].shape, name
             close(of_all[t, b], of_one[0, 0], 1e-5)
 
@@ -516,7 +516,7 @@ def test_gradients_through_time_equal_those_of_single_steps(
         states = policy.step(pick(given.observations, t), states)[1] * ~given.ends[t].unsqueeze(-1)
     at_once = evaluate(policy, given)
     outputs = at_once.stats, at_once.q_values, at_once.values
-    gradients = [normal(np.random.default_rng(2), *output.shape).float() for output in outputs]
+    gradients = [normal(rng, *output.shape).float() for output in outputs]
     of_steps = [[gradient[t : t + 1] for gradient in gradients] for t in range(5)]
     for ours, theirs in zip(
         gradients_of(policy, given.states, [(at_once, gradients)]),
