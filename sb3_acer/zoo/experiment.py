@@ -187,7 +187,8 @@ class Experiment(ExperimentManager):
         if self.storage:
             storage = open_storage(self.storage)  # tries several times, the zoo only once, and has a heartbeat
             if self.algo == "acer" and self.study_name:
-                begin_study(storage, self.study_name, nearest_trial(self._hyperparams, self.n_envs))
+                options = {"-n": int(self.n_timesteps), "--n-runs": self.n_runs}
+                begin_study(storage, self.study_name, nearest_trial(self._hyperparams, self.n_envs), options)
             create = partial(_create_study, storage)
         try:
             with (

@@ -43,11 +43,24 @@ def open_storage(storage: str, attempts: int = 8) -> BaseStorage:
     return open_storage(storage, attempts - 1)
 
 
-def begin_study(storage: BaseStorage, name: str, params: dict[str, Any]) -> None:
-    """Create a study whose first trial has these params, unless there is a study of that name."""
+def begin_study(storage: BaseStorage, name: str, params: dict[str, Any], options: dict[str, int]) -> None:
+    """
+    Create a study whose first trial has these params, unless there is a study of that name.
+
+    :param options: of the command line, which all trials of a study have in common: their values could not be compared
+    """
     if name not in optuna.get_all_study_names(storage):
         study = optuna.create_study(storage=storage, study_name=name, direction="maximize", load_if_exists=True)
         study.enqueue_trial(params, skip_if_exists=True)  # several workers may get here at once
+        for option, value in options.items():
+            study.set_user_attr(option, value)
+    begun = optuna.load_study(storage=storage, study_name=name).user_attrs
+    for option, value in options.items():
+        if begun.get(option, value) != value:
+            sys.exit(
+                f"sb3-acer tune: the study {name} was begun with {option} {begun[option]}, got {value}: "
+                "give another --study-name to begin another"
+            )
 
 
 def whole_path(storage: str) -> str:

@@ -83,6 +83,18 @@ def test_workers_that_start_at_once_share_a_new_database(tmp_path: Path) -> None
     assert len(finished_trials(storage, "ours")) == 2
 
 
+@pytest.mark.parametrize(
+    ("more", "begun"), [(("-n", "128"), "-n 64, got 128"), (("--n-runs", "2"), "--n-runs 1, got 2")]
+)
+def test_a_study_has_trials_that_can_be_compared(tmp_path: Path, more: tuple[str, str], begun: str) -> None:
+    tune = ("tune", *SEARCH, "--n-trials", "1", "-n", "64")
+    sb3_acer(*tune, cwd=tmp_path)
+    with pytest.raises(SystemExit, match=rf"the study acer-CartPole-v1 was begun with {begun}: give another"):
+        sb3_acer(*tune, *more, cwd=tmp_path)
+    sb3_acer(*tune, *more, "--study-name", "another", cwd=tmp_path)
+    assert len(finished_trials(str(tmp_path / "logs/acer/CartPole-v1.log"))) == 1
+
+
 def postgresql(name: str) -> str:
     """A program of PostgreSQL, which Debian keeps apart."""
     found = which(name) or next(map(str, Path("/usr/lib/postgresql").glob(f"*/bin/{name}")), None)
