@@ -247,8 +247,9 @@ class SequenceReplayBuffer(ReplayBuffer):
         """
         batch_size = check_integer("batch_size", batch_size)
         rng = np.random.default_rng() if rng is None else rng
-        ages = rng.integers(max(self.size() // self.n_steps, 1), size=batch_size)
-        return self.gather(self.pos - 1 - ages, rng.integers(self.n_envs, size=batch_size), env)
+        n_rollouts = max(self.size() // self.n_steps, 1)
+        ages, envs = divmod(rng.integers(n_rollouts * self.n_envs, size=batch_size), self.n_envs)
+        return self.gather(self.pos - 1 - ages, envs, env)
 
     def gather(
         self,

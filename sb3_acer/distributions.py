@@ -53,6 +53,8 @@ class Family(ABC):
     n_features: int
     """The width of an action as input of a network, see :meth:`encode`."""
     action_dtype: th.dtype
+    normal_noise: bool = False
+    """Whether samples are made of standard normal numbers; otherwise of numbers uniform on [0, 1)."""
     enumerable: bool = False
     """Whether the critic evaluates all actions of a state at once."""
     trace_root: int = 1
@@ -223,31 +225,30 @@ class Family(ABC):
         every = th.cat((actions.unsqueeze(-2), candidates), -2)
         return self.score(stats, every, th.cat((weight.unsqueeze(-1), weights), -1))
 
-    @abstractmethod
-    def sample(self, stats: th.Tensor, uniforms: th.Tensor) -> th.Tensor:
-        """
-        Sample by inversion of the cumulative distribution. All randomness comes from the caller's uniform numbers.
-
-        :param stats: ``[..., P]``
-        :param uniforms: independent and uniform on [0, 1), float64, ``[..., D]``
-        :return: actions, ``[..., D]``
-        """
-
-    def noise(self, rng: np.random.Generator, n_rows: int) -> np.ndarray:
+    def noise(self, rng: np.random.Generator, *shape: int) -> np.ndarray:
         """
         :param rng: the source of the random draws
-        :param n_rows: N
-        :return: what :meth:`act` makes actions of: independent numbers, uniform on [0, 1), of continuous actions
-            standard normal, ``[N, D]``
+        :param shape: the leading axes
+        :return: independent numbers that :meth:`sample` makes actions of, see :attr:`normal_noise`, float64,
+            ``[*shape, D]``
         """
-        return rng.random((n_rows, self.n_components))
+        shape = (*shape, self.n_components)
+        return rng.standard_normal(shape) if self.normal_noise else rng.random(shape)
+
+    @abstractmethod
+    def sample(self, stats: th.Tensor, noise: th.Tensor) -> th.Tensor:
+        """
+        :param stats: ``[..., P]``
+        :param noise: see :meth:`noise`, ``[..., D]``
+        :return: actions, ``[..., D]``
+        """
 
     def act(self, stats: np.ndarray, noise: np.ndarray) -> np.ndarray:
         """
         :meth:`sample` for N environments, on arrays.
 
         :param stats: ``[N, P]``
-        :param noise: see :meth:`noise`, ``[N, D]``
+        :param noise: ``[N, D]``
         :return: ``[N, D]``
         """
         return self.sample(th.from_numpy(stats), th.from_numpy(noise)).numpy()
@@ -410,8 +411,8 @@ class Categorical(Family):
         summed = th.zeros_like(factors).scatter_add(-1, outcomes, weights.expand_as(outcomes))
         return self._joined(summed) / (stats + EPSILON)
 
-    def sample(self, stats: th.Tensor, uniforms: th.Tensor) -> th.Tensor:
-        return _invert(self._factors(stats), uniforms.unsqueeze(-1))
+    def sample(self, stats: th.Tensor, noise: th.Tensor) -> th.Tensor:
+        return _invert(self._factors(stats), noise.unsqueeze(-1))
 
     def mode(self, stats: th.Tensor) -> th.Tensor:
         return self._factors(stats).argmax(-1)
@@ -531,6 +532,7 @@ class DiagonalGaussian(Family):
     """
 
     action_dtype = th.float32
+    normal_noise = True
 
     def __init__(self, action_space: spaces.Box, learn_log_std: bool = True) -> None:
         super().__init__(action_space)
@@ -601,13 +603,10 @@ class DiagonalGaussian(Family):
     def _gradient(self, of_mean: th.Tensor, of_std: th.Tensor) -> th.Tensor:
         return th.cat((of_mean, of_std if self.learn_log_std else th.zeros_like(of_std)), -1)
 
-    def sample(self, stats: th.Tensor, uniforms: th.Tensor) -> th.Tensor:
+    def sample(self, stats: th.Tensor, noise: th.Tensor) -> th.Tensor:
         mean, std = stats.chunk(2, -1)
-        actions: th.Tensor = mean + std * _normals(uniforms).to(mean.dtype)
+        actions: th.Tensor = mean + std * noise.to(mean.dtype)
         return actions
-
-    def noise(self, rng: np.random.Generator, n_rows: int) -> np.ndarray:
-        return rng.standard_normal((n_rows, self.n_components))
 
     def act(self, stats: np.ndarray, noise: np.ndarray) -> np.ndarray:
         # numpy takes a third of torch's time for so few numbers.
@@ -647,12 +646,6 @@ def _cast(array: Array, dtype: np.dtype[Any]) -> Array:
     if isinstance(array, th.Tensor):
         return array.to(th.from_numpy(np.empty(0, dtype)).dtype)
     return array.astype(dtype, copy=False)
-
-
-def _normals(uniforms: th.Tensor) -> th.Tensor:
-    """Standard normal numbers from uniform ones, by inversion. At 0 it would be infinite."""
-    normals: th.Tensor = th.special.ndtri(uniforms.clamp(min=th.finfo(uniforms.dtype).tiny))
-    return normals
 
 
 def make_family(action_space: spaces.Space[Any], learn_log_std: bool = True) -> Family:

@@ -1,7 +1,7 @@
 """What environments return is checked before anything learns from it, callbacks and VecNormalize included."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -65,13 +65,17 @@ class FiniteVecEnv(VecEnvWrapper):
         _require_finite("observation", observations, step)
 
 
-@contextmanager
-def kept_if_refused(normalize: VecNormalize | None) -> Iterator[None]:
+def kept_if_refused(normalize: VecNormalize | None) -> AbstractContextManager[None]:
     """
     VecNormalize is as it was before, statistics and last observations, if an error is raised within.
 
     :param normalize: None if there is none
     """
+    return nullcontext() if normalize is None else _kept_if_refused(normalize)
+
+
+@contextmanager
+def _kept_if_refused(normalize: VecNormalize) -> Iterator[None]:
     # A step gives the attributes new arrays and does not write into the old ones.
     before = [(part, dict(vars(part))) for part in _parts(normalize)]
     try:
@@ -82,9 +86,7 @@ def kept_if_refused(normalize: VecNormalize | None) -> Iterator[None]:
         raise
 
 
-def _parts(normalize: VecNormalize | None) -> list[VecNormalize | RunningMeanStd]:
-    if normalize is None:
-        return []
+def _parts(normalize: VecNormalize) -> list[VecNormalize | RunningMeanStd]:
     statistics: Any = getattr(normalize, "obs_rms", {})  # missing without norm_obs
     statistics = list(statistics.values()) if isinstance(statistics, dict) else [statistics]
     return [normalize, normalize.ret_rms, *statistics]

@@ -153,8 +153,8 @@ class DuelingHead(nn.Module):
         shape = actions.shape[:2]
         actions = actions.flatten(0, 1)
         n_rows = len(actions)
-        uniforms = th.from_numpy(rng.random((n_rows, 2 * n_samples, actions.shape[-1]))).to(stats.device)
-        sampled = self.family.sample(stats[:n_rows], uniforms.transpose(0, 1))
+        noise = th.from_numpy(self.family.noise(rng, n_rows, 2 * n_samples)).to(stats.device)
+        sampled = self.family.sample(stats[:n_rows], noise.transpose(0, 1))
         candidates, others = sampled[:n_samples], sampled[n_samples:]
         encoded = self.family.encode(th.cat((others, actions.unsqueeze(0), candidates))).to(outputs.dtype)
         hidden = self.activation.function(F.linear(encoded, self.action.weight).add_(outputs[:n_rows, 1:]))

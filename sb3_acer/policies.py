@@ -278,8 +278,9 @@ class PredictionInterface(BasePolicy, ABC):
         if deterministic:
             return self.family.mode(stats)
         # From torch's global generator, as all policies of SB3 predict. Training has generators of its own.
-        uniforms = th.rand((stats.shape[0], self.family.n_components), dtype=th.float64, device=stats.device)
-        return self.family.sample(stats, uniforms)
+        draw = th.randn if self.family.normal_noise else th.rand
+        noise = draw((stats.shape[0], self.family.n_components), dtype=th.float64, device=stats.device)
+        return self.family.sample(stats, noise)
 
     def forward(
         self, obs: PyTorchObs, deterministic: bool = False, action_masks: Any = None
@@ -640,8 +641,9 @@ class ACERPolicy(PredictionInterface):
         """
         if self._acts_on_arrays and isinstance(observations, np.ndarray):
             outputs = self._pi_chain.of_array(observations.astype(np.float32, copy=False))
-            log_std = None if self.log_std is None else self.log_std.detach().numpy()
-            return self.family.statistics_of_arrays(outputs, log_std, masks), states
+            log_std = self.log_std
+            log_std_array = None if log_std is None else log_std.detach().numpy()
+            return self.family.statistics_of_arrays(outputs, log_std_array, masks), states
         with th.no_grad():  # tensors of inference mode, kept by a module, would be of no use in training
             of_rows = None if masks is None else th.from_numpy(masks).to(self.device)
             tensors = obs_as_tensor(observations, self.device), th.from_numpy(states).to(self.device), of_rows

@@ -7,7 +7,6 @@ networks, and a whole update, whose states are small tensors so that autograd ca
 import itertools
 import math
 from collections.abc import Sequence
-from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -212,14 +211,13 @@ def kl(space: Space, stats: th.Tensor, other: th.Tensor) -> th.Tensor:
     return (stats * ((stats + EPSILON) / (other + EPSILON)).log()).sum()
 
 
-def sample(space: Space, stats: th.Tensor, uniforms: th.Tensor) -> th.Tensor:
-    """By inversion of the distribution function of each component."""
+def sample(space: Space, stats: th.Tensor, noise: th.Tensor) -> th.Tensor:
+    """From standard normal numbers, or by inversion of the distribution function of each factor."""
     if isinstance(space, spaces.Box):
         mean, std = stats.chunk(2)
-        normals = [NormalDist().inv_cdf(uniform) for uniform in uniforms.tolist()]
-        return mean + std * th.tensor(normals, dtype=th.float64)
+        return mean + std * noise
     action = []
-    for part, uniform in zip(factors(space, stats), uniforms.tolist(), strict=True):
+    for part, uniform in zip(factors(space, stats), noise.tolist(), strict=True):
         outcome, cumulated = 0, part[0].item()
         while cumulated <= uniform:
             outcome += 1
@@ -388,15 +386,15 @@ def _tensor(x: th.Tensor | list[th.Tensor] | list[float] | float) -> th.Tensor:
 
 
 def evaluate_action(
-    policy: ACERPolicy, now: Moment, action: th.Tensor, uniforms: np.ndarray
+    policy: ACERPolicy, now: Moment, action: th.Tensor, noise: np.ndarray
 ) -> tuple[th.Tensor, list[th.Tensor], list[float], list[float]]:
-    """Q of the action taken; candidates, their weights and their Q. The first half of the uniforms is theirs."""
+    """Q of the action taken; candidates, their weights and their Q. The first half of the noise is theirs."""
     space, stats = policy.action_space, now.stats.detach()
     if isinstance(policy.q_head, QHead):
         q = dense(policy.q_head.q, now.latent)
         every = [th.tensor([a]) for a in range(len(q))]
         return q[int(action)], every, stats.tolist(), q.tolist()
-    sampled = [sample(space, stats, th.from_numpy(each)) for each in uniforms]
+    sampled = [sample(space, stats, th.from_numpy(each)) for each in noise]
     n_samples = len(sampled) // 2
     candidates, others = sampled[:n_samples], sampled[n_samples:]
     mean = th.stack([raw_advantage(policy, now.latent, other) for other in others]).mean()
@@ -409,7 +407,7 @@ def evaluate_action(
 
 
 def sequence_of_states(
-    policy: ACERPolicy, average_policy: ACERPolicy, batch: SequenceBatch, b: int, uniforms: np.ndarray
+    policy: ACERPolicy, average_policy: ACERPolicy, batch: SequenceBatch, b: int, noise: np.ndarray
 ) -> list[State]:
     """The networks' part of an update, for one sequence, one step after the other."""
     space, found = policy.action_space, []
@@ -422,7 +420,7 @@ def sequence_of_states(
         now = moment(policy, observations[t, b], state)
         average = moment(average_policy, observations[t, b], average_state)
         action, behaviour = batch.actions[t, b], batch.behaviour[t, b]
-        q_value, candidates, weights, candidate_values = evaluate_action(policy, now, action, uniforms[t, b])
+        q_value, candidates, weights, candidate_values = evaluate_action(policy, now, action, noise[t, b])
         next_value = math.nan
         if batch.truncated[t, b]:
             (place,) = (batch.final_steps == t * n_sequences + b).nonzero().flatten().tolist()
@@ -468,13 +466,13 @@ def update(
     average_policy: ACERPolicy,
     batch: SequenceBatch,
     settings: Settings,
-    uniforms: np.ndarray,
+    noise: np.ndarray,
     learn_std: bool = True,
 ) -> WrittenOut:
     """
     The loss whose gradient an update follows, with all that it consists of.
 
-    :param uniforms: the uniform numbers that actions are sampled with, ``[T, B, 2 K, D]``
+    :param noise: the random numbers that actions are sampled with, ``[T, B, 2 K, D]``
     :param learn_std: whether standard deviations of continuous actions are learnt
     """
     space, enumerable = policy.action_space, isinstance(policy.action_space, spaces.Discrete)
@@ -484,7 +482,7 @@ def update(
     columns: list[list[tuple[State, float, float, list[float], th.Tensor, th.Tensor, th.Tensor]]] = []
     for b in range(n_sequences):
         column = []
-        states = sequence_of_states(policy, average_policy, batch, b, uniforms)
+        states = sequence_of_states(policy, average_policy, batch, b, noise)
 
         def targets(traced: bool, states: list[State] = states, b: int = b) -> list[float]:
             steps = [

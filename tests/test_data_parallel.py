@@ -55,9 +55,9 @@ class Columns:
         self.columns, self.n_sequences = columns, n_sequences
         self.rng = np.random.default_rng(5)
 
-    def random(self, shape: tuple[int, ...]) -> np.ndarray:
+    def standard_normal(self, shape: tuple[int, ...]) -> np.ndarray:
         own = len(range(self.n_sequences)[self.columns])
-        drawn = self.rng.random((shape[0] // own, self.n_sequences, *shape[1:]))
+        drawn = self.rng.standard_normal((shape[0] // own, self.n_sequences, *shape[1:]))
         return drawn[:, self.columns].reshape(shape)
 
 

@@ -312,10 +312,10 @@ def test_a_stochastic_dueling_head_is_pfrls() -> None:
         head.advantage.weight[0, 0] = 1
 
     class Given(np.random.Generator):
-        """Uniform numbers that the standard normal turns into the actions u."""
+        """The actions u are their own noise: their distribution is the standard normal."""
 
-        def random(self, size: Any = None, *args: Any, **kwargs: Any) -> Any:
-            given = th.special.ndtr(case["u"].transpose(0, 1))
+        def standard_normal(self, size: Any = None, *args: Any, **kwargs: Any) -> Any:
+            given = case["u"].transpose(0, 1)
             return th.cat((given, given), -2).reshape(size).numpy()
 
     stats = th.cat((th.zeros_like(case["action"]), th.ones_like(case["action"])), -1)

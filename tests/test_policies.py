@@ -132,9 +132,9 @@ def sequences(policy: ACERPolicy, n_steps: int = 4, n_sequences: int = 3) -> Seq
     n_rows = (n_steps + 1) * n_sequences
     every = rows_of(policy.observation_space, n_rows + 2)
     rng = np.random.default_rng(0)
-    uniforms = th.from_numpy(rng.random((n_steps * n_sequences, policy.family.n_components)))
+    noise = th.from_numpy(policy.family.noise(rng, n_steps * n_sequences))
     with th.no_grad():
-        actions = policy.family.sample(stats_of(policy, pick(every, slice(n_steps * n_sequences))), uniforms)
+        actions = policy.family.sample(stats_of(policy, pick(every, slice(n_steps * n_sequences))), noise)
     ends = th.zeros(n_steps, n_sequences, dtype=th.bool)
     truncated = th.tensor([min(1, n_steps - 1), n_steps * n_sequences - 1])
     ends.view(-1)[truncated] = True
@@ -330,8 +330,8 @@ def test_q_of_an_action_is_the_value_and_its_advantage_over_sampled_ones(action_
     others += [found.candidate_values[..., k] - advantage(found.candidates[:, :, k]) for k in range(3)]
     for other in others[1:]:
         close(other, others[0])
-    uniforms = th.from_numpy(np.random.default_rng(0).random((4, 3, 6, policy.family.n_components)))
-    sampled = policy.family.sample(found.stats.unsqueeze(-2), uniforms)
+    noise = th.from_numpy(policy.family.noise(np.random.default_rng(0), 4, 3, 6))
+    sampled = policy.family.sample(found.stats.unsqueeze(-2), noise)
     close(others[0], values - th.stack([advantage(sampled[:, :, k]) for k in range(3, 6)]).mean(0))
 
 

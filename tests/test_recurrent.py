@@ -361,9 +361,9 @@ def a_slot(policy: ACERPolicy, given: Endings) -> Sequences:
     n_rows = (n_steps + 1) * n_sequences
     every = rows_of(policy.observation_space, n_rows + n_finals)
     rng = np.random.default_rng(0)
-    uniforms = th.from_numpy(rng.random((n_steps * n_sequences, policy.family.n_components)))
+    noise = th.from_numpy(policy.family.noise(rng, n_steps * n_sequences))
     with th.no_grad():
-        actions = policy.family.sample(stats_of(policy, pick(every, slice(n_steps * n_sequences))), uniforms)
+        actions = policy.family.sample(stats_of(policy, pick(every, slice(n_steps * n_sequences))), noise)
     return Sequences(
         shaped(pick(every, slice(n_rows)), n_steps + 1, n_sequences),
         actions.view(n_steps, n_sequences, -1),

@@ -41,8 +41,8 @@ TOLERANCE = 1e-9
 # gamma is a number that float32 has
 TRUST_REGION = Settings(0.875, 0.7, 0.3, 0.5, 0.05, 3)
 SETTINGS: dict[str, Settings] = {
-    "a trust region that binds in most states": TRUST_REGION,
-    "a trust region that binds in some states": Settings(0.96875, 0.5, 0.05, 1.0, 0.5, 4),
+    "a small trust region": TRUST_REGION,
+    "a larger trust region": Settings(0.96875, 0.5, 0.05, 1.0, 0.5, 4),
     "a trust region that never binds": Settings(0.96875, 0.5, 0.05, 1.0, 1e9, 2),
     "no trust region": Settings(1.0, 1.5, 0.0, 2.0, None, 1),
 }
@@ -63,15 +63,15 @@ class Problem(NamedTuple):
     def update(self, **changes: Any) -> Update:
         """With some fields of the batch replaced."""
         batch = self.batch._replace(**changes)
-        rng = np.random.default_rng(self.seed)
+        rng = np.random.default_rng([self.seed, 1])
         return compute_update(self.policy, self.average_policy, batch, self.settings, rng)
 
     def written_out(self) -> reference.WrittenOut:
         family = self.policy.family
-        shape = (*self.batch.rewards.shape, 2 * self.settings.n_action_samples, family.n_components)
-        uniforms = np.random.default_rng(self.seed).random(shape)
+        shape = (*self.batch.rewards.shape, 2 * self.settings.n_action_samples)
+        noise = family.noise(np.random.default_rng([self.seed, 1]), *shape)
         learn_std = not isinstance(family, DiagonalGaussian) or family.learn_log_std
-        return reference.update(self.policy, self.average_policy, self.batch, self.settings, uniforms, learn_std)
+        return reference.update(self.policy, self.average_policy, self.batch, self.settings, noise, learn_std)
 
 
 def random_policy(action_space: Space, recurrent_class: type[Recurrent] | None = None, **arguments: Any) -> ACERPolicy:
@@ -325,7 +325,7 @@ def acer(problem: Problem, **arguments: Any) -> ACER:
     )
     agent.policy.double().load_state_dict(problem.policy.state_dict())
     agent.average_policy.double().load_state_dict(problem.average_policy.state_dict())
-    agent._rngs = agent._rngs._replace(candidates=np.random.default_rng(problem.seed))
+    agent._rngs = agent._rngs._replace(candidates=np.random.default_rng([problem.seed, 1]))
     return agent
 
 
