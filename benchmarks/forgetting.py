@@ -30,6 +30,8 @@ REMEDIES: dict[str, type[variants.Variant]] = {
     "gated": variants.Gated,
     "mixed": variants.Mixed,
     "bounded step": variants.BoundedStep,
+    "clipped by moment": variants.ClippedByMoment,
+    "reservoir": variants.Reservoir,
     "average acts": variants.AverageActs,
     "average bootstraps": variants.AverageBootstraps,
 }
@@ -49,6 +51,7 @@ class Observer(BaseCallback):
     def __init__(self, buffer_size: int, remedy: str, seed: int) -> None:
         super().__init__()
         self.buffer_size, self.remedy, self.seed = buffer_size, remedy, seed
+        self.variant = REMEDIES[remedy]() if remedy else None
         self.rows: list[Row] = []
         self.lengths: list[float] = []
         self.failures: list[int] = []
@@ -63,7 +66,7 @@ class Observer(BaseCallback):
         return True
 
     def _on_rollout_end(self) -> None:
-        in_buffer = sum(call > self.n_calls - self.buffer_size for call in self.failures)
+        in_buffer = sum(map(self._holds, self.failures))
         self.measured.append((in_buffer, *critics_gaps(self.model)))
         if self.num_timesteps // INTERVAL > len(self.rows):
             step = self.num_timesteps // INTERVAL * INTERVAL
@@ -73,6 +76,11 @@ class Observer(BaseCallback):
             self.rows.append(dict(zip(FORGETTING, row, strict=True)))
             self.lengths.clear()
             self.measured.clear()
+
+    def _holds(self, call: int) -> bool:
+        if isinstance(self.variant, variants.Reservoir):
+            return self.variant.holds(call)
+        return call > self.n_calls - self.buffer_size
 
 
 def critics_gaps(model: Any) -> tuple[float, float]:
@@ -99,7 +107,7 @@ def observe(buffer_size: int, remedy: str, seed: int, steps: int) -> list[Row]:
     n_envs, settings = entry(buffer_size=buffer_size)
     env = VecNormalize(make_vec_env("CartPole-v1", n_envs, seed=seed), norm_obs=False, gamma=settings["gamma"])
     observer = Observer(buffer_size, remedy, seed)
-    callbacks = [observer, *([REMEDIES[remedy]()] if remedy else [])]
+    callbacks = [observer, *([observer.variant] if observer.variant else [])]
     ACER(env=env, seed=seed, device="cpu", **settings).learn(steps, callbacks, log_interval=None)
     return observer.rows
 

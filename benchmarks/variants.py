@@ -9,6 +9,7 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
+from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_acer import ACER
 from sb3_acer.buffer import SequenceBatch
@@ -92,6 +93,61 @@ class Mixed(Variant):
                 buffer.gather = gather  # type: ignore[method-assign]
 
         buffer.sample = sample_mixed  # type: ignore[method-assign]
+
+
+class Reservoir(Variant):
+    """Replays a uniform sample of all rollouts so far, as many as the buffer has slots, instead of the latest ones."""
+
+    max_steps = 200_000
+    """steps of the vectorised environment in a run, at most"""
+
+    def _on_training_start(self) -> None:
+        small = self.model.replay_buffer
+        sizes = {"n_envs": small.n_envs, "n_steps": small.n_steps}
+        spaces = small.observation_space, small.action_space
+        self.buffer = type(small)(self.max_steps, *spaces, device=small.device, **sizes)
+        self.buffer.sample = self.sample  # type: ignore[method-assign]
+        self.model.replay_buffer = self.buffer
+        self.n_kept, self.kept, self.seen = small.n_slots, np.zeros(0, int), 0
+        self.rng = np.random.default_rng(0)
+
+    def sample(
+        self, batch_size: int, env: VecNormalize | None = None, rng: np.random.Generator | None = None
+    ) -> SequenceBatch:
+        for rollout in range(self.seen, self.buffer.pos):
+            if rollout < self.n_kept:
+                self.kept = np.append(self.kept, rollout)
+            elif (place := self.rng.integers(rollout + 1)) < self.n_kept:
+                self.kept[place] = rollout
+        self.seen = self.buffer.pos
+        assert rng is not None
+        return self.buffer.gather(
+            rng.choice(self.kept, batch_size), rng.integers(self.buffer.n_envs, size=batch_size), env
+        )
+
+    def holds(self, call: int) -> bool:
+        """Whether the buffer has what happened at the callback's ``call``."""
+        return (call - 1) // self.buffer.n_steps in self.kept
+
+
+class ClippedByMoment(Variant):
+    """Adam's gradients are clipped to three times the root of their second moments."""
+
+    limit = 3.0
+
+    def _on_training_start(self) -> None:
+        def clip(optimizer: th.optim.Optimizer, *_: Any) -> None:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    state = optimizer.state[parameter]
+                    if state:
+                        moment = state["exp_avg_sq"] / (1 - group["betas"][1] ** float(state["step"]))
+                        bound = self.limit * moment.sqrt()
+                        parameter.grad.clamp_(-bound, bound)
+
+        optimizer = self.model.policy.optimizer
+        assert isinstance(optimizer, th.optim.Adam)
+        optimizer.register_step_pre_hook(clip)
 
 
 class BoundedStep(Variant):
