@@ -4,6 +4,7 @@ The algorithm: when to act, to store, to update. :mod:`sb3_acer.update` says wha
 
 import math
 import warnings
+from collections.abc import Iterator
 from copy import copy, deepcopy
 from inspect import signature
 from pathlib import Path
@@ -15,7 +16,7 @@ from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
-from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
 
 from sb3_acer import distributed
 from sb3_acer.arguments import (
@@ -51,6 +52,9 @@ from sb3_acer.update import Settings, Update, compute_update, metrics
 
 SelfACER = TypeVar("SelfACER", bound="ACER")
 
+_OF_THE_SAVED_AGENT = ("policy", "_init_setup_model")
+"""arguments of the constructor that a saved agent cannot get others of"""
+
 
 class ACER(StableBaselinesInterface):
     """
@@ -62,7 +66,7 @@ class ACER(StableBaselinesInterface):
     :param policy: policy class, or one of the names ``MlpPolicy``, ``CnnPolicy``, ``MultiInputPolicy``; with an LSTM
         ``MlpLstmPolicy``, ``CnnLstmPolicy``, ``MultiInputLstmPolicy``; with a layer-normalised LSTM
         ``MlpLnLstmPolicy``, ``CnnLnLstmPolicy``; with a GRU ``MlpGruPolicy``
-    :param env: environment, or the name of a registered one; None to load a trained model
+    :param env: environment, or the name of a registered one; None only with ``_init_setup_model=False``
     :param gamma: discount factor, in [0, 1]
     :param n_steps: steps of a rollout of each environment, and of a replayed sequence
     :param num_procs: deprecated: number of threads of torch
@@ -72,8 +76,7 @@ class ACER(StableBaselinesInterface):
     :param learning_rate: initial learning rate, or a schedule as a function of the remaining progress (from 1 to 0)
     :param lr_schedule: schedule of a learning rate that is a number: ``linear``, ``constant``, ``double_linear_con``,
         ``middle_drop`` or ``double_middle_drop``
-    :param rprop_alpha: decay of RMSProp, in [0, 1]; it is the default optimiser, but for recurrent policies, which
-        have Adam
+    :param rprop_alpha: decay of RMSProp, the default optimiser except for recurrent policies (Adam), in [0, 1]
     :param rprop_epsilon: epsilon of RMSProp, inside the root
     :param buffer_size: steps of the vectorised environment to keep: that is ``buffer_size * n_envs`` transitions
     :param replay_ratio: mean number of replayed batches after each rollout (Poisson distributed)
@@ -91,8 +94,8 @@ class ACER(StableBaselinesInterface):
     :param seed: seed of all random draws; None for a fresh one
     :param n_cpu_tf_sess: deprecated: number of threads of torch
     :param batch_size: sequences of a replayed batch; None: one per environment
-    :param n_action_samples: number of actions sampled in a state where they cannot be enumerated: as candidates of the
-        bias correction, and as many others for the mean advantage of the dueling network
+    :param n_action_samples: K, where actions cannot be enumerated: K sampled candidates for the bias correction in each
+        state, and K more samples for the mean advantage of the dueling network
     :param ent_schedule: schedule of ``ent_coef``, with the names of ``lr_schedule``
     :param burn_in: first steps of a replayed sequence that only update the recurrent state
     :param replay_buffer_class: a subclass of :class:`~sb3_acer.buffer.SequenceReplayBuffer`
@@ -206,23 +209,15 @@ class ACER(StableBaselinesInterface):
         self._states = np.zeros((0, 0), np.float32)  # recurrent states of the environments, [n_envs, W]
         self._rngs = cast(Generators, None)  # set by set_random_seed
         self._observes_normalized = False  # whether VecNormalize makes the policy's observations itself
-        self._n_rollouts = 0
+        self._n_rollouts = 0  # of the last call of learn
         self._n_replays = 0  # after the last rollout
         self._log_interval: int | None = None
         self._early_logs: tuple[int, ...] = ()
         self._logged_at = -1
         self._check_arguments()
-        if self.buffer_size < self.n_steps:
-            self._warn_of_no_replay()
-        for name, n_threads in (("num_procs", num_procs), ("n_cpu_tf_sess", n_cpu_tf_sess)):
-            if n_threads is not None:
-                n_threads = check_integer(name, n_threads, 1, 4096)
-                warnings.warn(
-                    f"{name} is deprecated: torch.set_num_threads({n_threads}) is called",
-                    DeprecationWarning,
-                    stacklevel=3,
-                )
-                th.set_num_threads(n_threads)
+        _set_num_threads(num_procs, n_cpu_tf_sess)
+        is_known = env is not None or not _init_setup_model
+        require(is_known, "env", "an environment; None is for _init_setup_model=False, as load builds an agent", env)
         if env is not None:
             self._take_env(self._wrap_env(make_env(env, verbose), verbose))
         if _init_setup_model:
@@ -233,7 +228,8 @@ class ACER(StableBaselinesInterface):
             return cast(type[ACERPolicy], self.policy_aliases[policy])
         is_policy = isinstance(policy, type) and issubclass(policy, ACERPolicy)
         names = ", ".join(self.policy_aliases)
-        require(is_policy, "policy", f"one of {names}, or a subclass of ACERPolicy, not of another algorithm's", policy)
+        rule = f"one of {names}, or a subclass of ACERPolicy (policies of other algorithms do not work)"
+        require(is_policy, "policy", rule, policy)
         return cast(type[ACERPolicy], policy)
 
     def _check_arguments(self) -> None:
@@ -242,8 +238,10 @@ class ACER(StableBaselinesInterface):
             setattr(self, attribute, check(name, getattr(self, attribute)))
         make_schedule(self.learning_rate, self.lr_schedule_name)
         require(self.burn_in < self.n_steps, "burn_in", f"less than n_steps={self.n_steps}", self.burn_in)
-        check_kwargs("policy_kwargs", self.policy_kwargs, self.policy_class)
-        check_kwargs("replay_buffer_kwargs", self.replay_buffer_kwargs, self.replay_buffer_class)
+        of_policy = ("observation_space", "action_space", "lr_schedule")
+        check_kwargs("policy_kwargs", self.policy_kwargs, self.policy_class, of_policy)
+        of_buffer = ("buffer_size", "observation_space", "action_space", "device", "n_envs", "n_steps")
+        check_kwargs("replay_buffer_kwargs", self.replay_buffer_kwargs, self.replay_buffer_class, of_buffer)
 
     def _warn_of_no_replay(self) -> None:
         capacity = max(self.buffer_size // self.n_steps, 1) * self.n_steps
@@ -267,6 +265,7 @@ class ACER(StableBaselinesInterface):
     def _setup_model(self) -> None:
         self._check_arguments()  # again: `load` has replaced some
         self.lr_schedule = make_schedule(self.learning_rate, self.lr_schedule_name)
+        check_number("learning_rate", self.lr_schedule(1.0), 0, 10)
         loaded_rngs = self._rngs
         self.set_random_seed(self.seed)
         self._rngs = loaded_rngs or self._rngs
@@ -344,15 +343,22 @@ class ACER(StableBaselinesInterface):
         """
         check_boolean("print_system_info", print_system_info)
         check_boolean("force_reset", force_reset)
-        unknown = [name for name in kwargs if name not in signature(cls).parameters]
-        require(not unknown, "keyword arguments of load", "arguments of the constructor", ", ".join(unknown))
+        unknown = [name for name in kwargs if name not in signature(cls).parameters or name in _OF_THE_SAVED_AGENT]
+        rule = f"arguments of the constructor other than {' and '.join(_OF_THE_SAVED_AGENT)}"
+        require(not unknown, "keyword arguments of load", rule, ", ".join(unknown))
+        _set_num_threads(kwargs.pop("num_procs", None), kwargs.pop("n_cpu_tf_sess", None))
         env = env if env is None else check_env(env)
         device = check_device("device", device)
         for name, attribute in ATTRIBUTES.items():
-            if name in kwargs and not callable(kwargs[name]):
+            if name in kwargs:
                 kwargs[attribute] = kwargs.pop(name)
         with opened(path, "zip") as file, named(path):
             model = super().load(file, env, device, custom_objects, print_system_info, force_reset, **kwargs)
+        # What the optimiser was saved with has replaced what it was built with.
+        options = {"alpha": kwargs.get("rprop_alpha"), "eps": kwargs.get("rprop_epsilon")}
+        if issubclass(model.policy.optimizer_class, RMSpropTFLike):
+            for group in model.policy.optimizer.param_groups:
+                group.update({name: value for name, value in options.items() if value is not None})
         if "seed" in kwargs:
             model.set_random_seed(kwargs["seed"])
         return model
@@ -393,7 +399,7 @@ class ACER(StableBaselinesInterface):
         :param reset_num_timesteps: False to continue counting steps, and the episodes under way
         :param progress_bar: show a progress bar
         :param use_masking: whether to use masks of invalid actions if the environment has sb3-contrib's method
-            ``action_masks()``, see :mod:`sb3_acer.masks`. One without it is learnt without masks in either case.
+            ``action_masks()``, see :mod:`sb3_acer.masks`. Others are trained without masks either way.
         :param checkpoint: folder of checkpoints, one for each call of ``learn``
         :param checkpoint_freq: steps of single environments between two checkpoints
         :param checkpoint_keep: number of checkpoints that are kept, the newest ones
@@ -431,6 +437,8 @@ class ACER(StableBaselinesInterface):
 
     def _set_log_interval(self, log_interval: Any, total_timesteps: int) -> None:
         self._logged_at, self._early_logs = -1, ()
+        if self._resumed is None:
+            self._n_rollouts = 0
         if isinstance(log_interval, str) and log_interval == "auto":
             n_rollouts = total_timesteps // (self.n_steps * self.n_envs * distributed.world_size())
             log_interval, self._early_logs = min(max(n_rollouts // 20, 1), 100), (1, 10)
@@ -442,7 +450,7 @@ class ACER(StableBaselinesInterface):
         super().dump_logs()
 
     def _logs_now(self) -> bool:
-        """Whether the rollout that ends is to be logged. Without an interval, callbacks may write the log any time."""
+        """Whether to record this rollout's metrics: always without an interval, since callbacks may write the log."""
         if self._log_interval is None or self.num_timesteps >= self._total_timesteps:
             return True
         return self._n_rollouts % self._log_interval == 0 or self._n_rollouts in self._early_logs
@@ -459,18 +467,14 @@ class ACER(StableBaselinesInterface):
         check_number("learning_rate", self.lr_schedule(self._current_progress_remaining), 0, 10)
         self._update_learning_rate(self.policy.optimizer)
         self.logger.record("train/ent_coef", self._entropy_weight())
-        buffer, normalize = self.replay_buffer, self._vec_normalize_env
+        normalize = self._vec_normalize_env
         if normalize is not None and not self._observes_normalized:
             normalize = copy(normalize)  # shares its statistics
             normalize.norm_obs = False
-        updates = [self.update(buffer.latest(normalize))]
-        self._n_replays = 0
-        if buffer.size() >= self.replay_start:
-            self._n_replays = int(self._rngs.schedule.poisson(self.replay_ratio))
-            for _ in range(self._n_replays):
-                batch = buffer.sample(batch_size or self.n_envs, normalize, self._rngs.replay)
-                updates.append(self.update(self._warm_up(batch)))
-        self._n_updates += len(updates)
+        updates = []
+        for batch in self._batches(batch_size or self.n_envs, normalize):
+            updates.append(self.update(batch))
+            self._n_updates += 1
         self._n_rollouts += 1
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         if self._logs_now():
@@ -482,6 +486,16 @@ class ACER(StableBaselinesInterface):
                 self.record_distributions(updates[0])
             if self._log_interval is not None:
                 self.dump_logs()
+
+    def _batches(self, batch_size: int, normalize: VecNormalize | None) -> Iterator[SequenceBatch]:
+        """The batches of a call of :meth:`train`. Each is made when the update before it is."""
+        buffer = self.replay_buffer
+        yield buffer.latest(normalize)
+        self._n_replays = 0
+        if buffer.size() >= self.replay_start:
+            self._n_replays = int(self._rngs.schedule.poisson(self.replay_ratio))
+        for _ in range(self._n_replays):
+            yield self._warm_up(buffer.sample(batch_size, normalize, self._rngs.replay))
 
     def _warm_up(self, batch: SequenceBatch) -> SequenceBatch:
         if not self.burn_in:
@@ -543,3 +557,13 @@ class ACER(StableBaselinesInterface):
                     f"{step} of a sequence from environment {update.batch.envs[sequence]}"
                 )
         return ""
+
+
+def _set_num_threads(num_procs: Any, n_cpu_tf_sess: Any) -> None:
+    """Of torch, where an old script gives it."""
+    for name, n_threads in (("num_procs", num_procs), ("n_cpu_tf_sess", n_cpu_tf_sess)):
+        if n_threads is not None:
+            n_threads = check_integer(name, n_threads, 1, 4096)
+            message = f"{name} is deprecated: torch.set_num_threads({n_threads}) is called"
+            warnings.warn(message, DeprecationWarning, stacklevel=4)
+            th.set_num_threads(n_threads)

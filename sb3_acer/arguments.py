@@ -71,9 +71,9 @@ OTHER_NAMES = {
     "polyak": "alpha",
     "target_update_interval": "alpha: the average policy moves at every update",
     "vf_coef": "q_coef",
-    "clip_range": "correction_term and delta",
+    "clip_range": "delta",
     "target_kl": "delta",
-    "gae_lambda": "correction_term: returns are those of Retrace",
+    "gae_lambda": "none: the traces of Retrace are min(1, rho)",
     "normalize_advantage": "q_coef and ent_coef, which weigh the parts of the gradient",
     "rms_prop_eps": "rprop_epsilon",
     "use_rms_prop": "policy_kwargs=dict(optimizer_class=torch.optim.Adam), or none for RMSProp",
@@ -94,11 +94,11 @@ def explain_other_names(init: Callable[P, None]) -> Callable[P, None]:
 
     @wraps(init)
     def explained(*args: P.args, **kwargs: P.kwargs) -> None:
-        for name in kwargs:
-            if name not in own and name in OTHER_NAMES:
-                raise TypeError(f"ACER has no argument {name!r}; instead it has {OTHER_NAMES[name]}")
-            near = get_close_matches(name, own, n=1)
-            if name not in own and near:
+        for name in [name for name in kwargs if name not in own]:
+            if name in OTHER_NAMES:
+                instead = f"instead it has {OTHER_NAMES[name]}".removeprefix("instead it has none: ")
+                raise TypeError(f"ACER has no argument {name!r}; {instead}")
+            if near := get_close_matches(name, own, n=1):
                 raise TypeError(f"ACER has no argument {name!r}; it has {near[0]!r}")
         init(*args, **kwargs)
 

@@ -109,7 +109,7 @@ class SequenceReplayBuffer(ReplayBuffer):
     :param action_space: action space
     :param device: device that batches are sent to
     :param n_envs: number of environments
-    :param optimize_memory_usage: unused: next observations are never stored apart
+    :param optimize_memory_usage: unused: next observations are never stored separately
     :param handle_timeout_termination: whether a time limit truncates an episode; False: it is a terminal state
     :param n_steps: steps of a slot (T)
     :param frame_stack: number of frames of an image observation, for Dict observations a dict of such by key; 1 to
@@ -150,7 +150,7 @@ class SequenceReplayBuffer(ReplayBuffer):
 
     def reset(self) -> None:
         """Forget all steps and release the memory."""
-        self.pos = 0  # the slot that is written next. It is not sampled, nor are others that keep the past of frames.
+        self.pos = 0  # the slot that is written next. Neither it nor the spare slots are sampled.
         self.full = False
         self.step = 0  # steps of the rollout under way
         self._ring: Ring | None = None
@@ -431,7 +431,8 @@ class SequenceReplayBuffer(ReplayBuffer):
             read = (*_by_key(batch.observations).values(), *_by_key(batch.final_observations).values(), *batch[1:4])
             for rows in (*read, batch.states):
                 is_finite = not rows.is_floating_point() or bool((rows.abs() <= LARGEST).all())
-                require(is_finite, "the replay buffer", "of finite numbers", "others")
+                if not is_finite:
+                    raise ValueError(f"the replay buffer must hold finite numbers of at most {LARGEST:g}, got others")
 
     def write(self, file: io.BufferedIOBase) -> None:
         """
@@ -506,7 +507,8 @@ class SequenceReplayBuffer(ReplayBuffer):
         if needed > available:
             warnings.warn(
                 f"the replay buffer will need {needed / 1e9:.2f} GB, and {available / 1e9:.2f} GB are "
-                f"available: buffer_size={self.buffer_size} counts steps of all {self.n_envs} environments together",
+                f"available: buffer_size={self.buffer_size} counts steps of the vectorised environment, each of "
+                f"{self.n_envs} transitions",
                 stacklevel=3,
             )
         strict = self.frame_stack is not None
@@ -516,7 +518,7 @@ class SequenceReplayBuffer(ReplayBuffer):
         self, columns: dict[str, th.Tensor], env: VecNormalize | None, device: th.device
     ) -> PyTorchObs:
         if env is not None and len(next(iter(columns.values()))):
-            normalized = env.normalize_obs(self._from_keys({key: rows.numpy() for key, rows in columns.items()}))
+            normalized = env.normalize_obs(self._from_keys({key: rows.cpu().numpy() for key, rows in columns.items()}))
             columns = {key: th.from_numpy(rows) for key, rows in _by_key(normalized).items()}
         observations: PyTorchObs = self._from_keys({key: rows.to(device) for key, rows in columns.items()})
         return observations

@@ -72,12 +72,15 @@ def check_subclass(name: str, value: Any, parent: type) -> Any:
     return value
 
 
-def check_kwargs(name: str, value: Any, of: Callable[..., Any] | None = None) -> dict[str, Any]:
+def check_kwargs(
+    name: str, value: Any, of: Callable[..., Any] | None = None, given: Collection[str] = ()
+) -> dict[str, Any]:
     """
     :param of: what the keyword arguments are for
+    :param given: its arguments that the caller gives itself
     :return: the keyword arguments, none for None
     :raises ValueError: if the value is neither None nor a dict of strings, or if there is an argument that ``of`` does
-        not have
+        not have, or that is given
     """
     is_dict = value is None or (isinstance(value, dict) and all(isinstance(key, str) for key in value))
     require(is_dict, name, "a dict of keyword arguments, or None", value)
@@ -86,6 +89,8 @@ def check_kwargs(name: str, value: Any, of: Callable[..., Any] | None = None) ->
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
             unknown = [key for key in value if key not in parameters]
             require(not unknown, name, f"arguments of {getattr(of, '__name__', of)}", ", ".join(unknown))
+        twice = [key for key in value if key in given]
+        require(not twice, name, f"without {', '.join(given)}, which are given by ACER itself", ", ".join(twice))
     return value or {}
 
 

@@ -153,7 +153,7 @@ class SideTable:
         self._free = np.asarray(state["free"]).tolist()
 
 
-# What precedes a stack that does not continue the one before; places of a side table are positive.
+# What precedes a stack that does not continue the one before; places of a side table are at least 0.
 _ZEROS, _REPEATED = -1, -2
 
 
@@ -201,7 +201,7 @@ class FrameColumn:
             raise ValueError(
                 "frame_stack must be the number of frames of an observation, got "
                 f"{stack.n_frames!r}: in the midst of an episode of environment {int(np.flatnonzero(unexpected)[0])} "
-                "an observation is not the one before and a new frame"
+                "an observation is not the previous one shifted by a frame"
             )
         frames = stack.split(rows)
         ages = np.where(continues, self._ages.rollout[(step - 1) % self.n_steps] + 1, 0)

@@ -36,6 +36,14 @@ def generators_of_rank(seed: int | None) -> Generators:
     return Generators(*map(np.random.default_rng, seeds.spawn(n_generators)))
 
 
+_EQUAL_ARGUMENTS = (
+    *("n_steps", "batch_size", "burn_in", "replay_ratio", "replay_start", "gamma", "n_action_samples"),
+    *("q_coef", "ent_coef", "ent_schedule", "correction_term", "trust_region", "delta", "alpha", "max_grad_norm"),
+    *("lr_schedule_name", "rprop_alpha", "rprop_epsilon"),
+)
+"""attributes of ACER that all ranks need the same values of"""
+
+
 class Report(NamedTuple):
     """What a rank tells the others after a rollout."""
 
@@ -76,8 +84,8 @@ class OnRank:
 
 class DataParallelAlgorithm(RolloutAlgorithm):
     """
-    Trains on all ranks of a group, if there is one. The ranks take the same number of steps, so they meet after each
-    rollout, and then for each update: nothing else is waited for, and nobody leaves alone.
+    Trains on all ranks of a group, if there is one. The ranks take the same number of steps, synchronise after each
+    rollout and at each update, and stop together.
 
     ``learn`` begins with the parameters, the optimiser and the statistics of rank 0.
     """
@@ -107,8 +115,10 @@ class DataParallelAlgorithm(RolloutAlgorithm):
 
     def _meet(self, total_timesteps: int, reset_num_timesteps: bool) -> None:
         """Let all ranks begin as rank 0 does."""
-        names = ("n_envs", "n_steps", "batch_size", "replay_ratio", "replay_start", "_log_interval", "num_timesteps")
-        arguments = {"total_timesteps": total_timesteps, "reset_num_timesteps": reset_num_timesteps}
+        names = ("n_envs", "num_timesteps", "_log_interval", *_EQUAL_ARGUMENTS)
+        arguments: dict[str, Any] = {"total_timesteps": total_timesteps, "reset_num_timesteps": reset_num_timesteps}
+        if not callable(self.learning_rate):
+            arguments["learning_rate"] = self.learning_rate
         buffer = {f"replay_buffer.{name}": getattr(self.replay_buffer, name) for name in ("step", "n_slots", "pos")}
         distributed.require_equal({**{name: getattr(self, name) for name in names}, **arguments, **buffer})
         parameters, moments, schedule = distributed.from_first(
@@ -143,7 +153,7 @@ class DataParallelAlgorithm(RolloutAlgorithm):
         return cast(RolloutReturn, rollouts[distributed.rank()]._replace(continue_training=not stops))
 
     def _hear(self, reports: Sequence[Report]) -> None:
-        """Take down what has happened on all ranks."""
+        """Record what has happened on all ranks."""
         infos = [info for report in reports for info in report.infos]
         super()._update_info_buffer(infos, np.ones(len(infos), bool))
         self._episode_num += sum(report.n_episodes for report in reports)
@@ -153,7 +163,7 @@ class DataParallelAlgorithm(RolloutAlgorithm):
         )
 
     def _update_info_buffer(self, infos: list[dict[str, Any]], dones: np.ndarray | None = None) -> None:
-        """In a group the episodes of all ranks are taken down after the rollout, in the same order on all ranks."""
+        """In a group the episodes of all ranks are recorded after the rollout, in the same order on all ranks."""
         if distributed.world_size() == 1:
             super()._update_info_buffer(infos, dones)
             return

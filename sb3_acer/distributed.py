@@ -1,7 +1,7 @@
 """
 What the processes of a torch.distributed group, its ranks, tell each other in data-parallel training.
 
-Without a group, or in a group of one, the functions return at once. All others must be called by all ranks, in the same
+Without a group, or in a group of one, the functions return at once. Otherwise all ranks must call them, in the same
 order. On one machine they share memory where they can; otherwise they send messages. Objects are sent as pickles, so
 all ranks must be trusted.
 """

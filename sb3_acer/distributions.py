@@ -29,7 +29,7 @@ EPSILON = 1e-6
 """The floor of a probability inside a logarithm or a denominator, as in stable-baselines' ACER."""
 
 MAX_LOG_RATIO = 60.0
-"""Importance ratios are at most e^60. This exceeds every truncation constant, and sums of them fit into float32."""
+"""Importance ratios are at most e^60, far beyond any truncation constant in use. Sums of them fit into float32."""
 
 
 class Family(ABC):

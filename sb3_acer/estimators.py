@@ -11,7 +11,7 @@ The importance ratio rho (equation 4) depends on the action space: see :meth:`sb
 import torch as th
 
 _BLOCK = 64
-"""Steps of a recursion that are solved at once; a block takes the square of that in memory."""
+"""Steps of a recursion that are solved at once; memory grows with the square."""
 
 
 def retrace_traces(ratio: th.Tensor, d: int | th.Tensor = 1) -> th.Tensor:

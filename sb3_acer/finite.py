@@ -20,8 +20,8 @@ to them, in float32, which ends at 3.4e38; squares of 1e15 leave a factor of 1e8
 
 class FiniteVecEnv(VecEnvWrapper):
     """
-    Refuses NaN, infinite and far too large values. A step that is refused has no effect on VecNormalize's statistics,
-    so nothing lies between VecNormalize and what it wraps, and other programs find both as the user made them.
+    Refuses NaN, infinite and far too large values. It wraps the user's environment, VecNormalize included, whose
+    statistics are restored if a step is refused.
 
     :param venv: the environment
     :param count_steps: returns the number of steps taken before, of all environments together
@@ -98,7 +98,7 @@ def _require_finite(name: str, values: Any, step: int, env: int | None = None) -
     """
     for key, part in values.items() if isinstance(values, dict) else (("", values),):
         part = np.asarray(part)
-        # The sum of the squares bounds them all in a fifth of the time. NaN is not below anything.
+        # A small sum of squares means that every value is small: a fifth of the time of abs().max(). NaN is never <=.
         if part.dtype.kind != "f" or np.vdot(part, part) <= LARGEST or np.abs(part).max() <= LARGEST:
             continue
         wrong = ~(np.abs(part) <= LARGEST)

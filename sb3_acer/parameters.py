@@ -120,7 +120,7 @@ class FlatParameters:
         return views
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Also of a deep copy, whose parts are copied one by one."""
+        """Make the views anew: unpickling and deep copies copy each tensor on its own."""
         self.__dict__.update(state)
         self.attach()
 

@@ -95,7 +95,7 @@ class PredictionInterface(BasePolicy, ABC):
     state_size: int
     """W, the width of the recurrent state"""
     _began = False
-    """whether the last prediction was where an episode begins, since nothing else was said"""
+    """whether the last call of :meth:`predict` got neither a state nor ``episode_start``"""
 
     @abstractmethod
     def step(
@@ -237,11 +237,12 @@ class PredictionInterface(BasePolicy, ABC):
             return *self.step(observations, states, masks), vectorized
 
     def _warn_of_lost_states(self, begins: bool) -> None:
-        """An episode of one step after another: probably a loop that does not pass the recurrent state on."""
+        """Two calls without a state: probably a loop that does not pass it on."""
         if begins and self._began and self.state_size:
             warnings.warn(
                 "predict was called twice without a state, so the recurrent policy remembers nothing: pass on what it "
-                "returns, action, state = model.predict(obs, state, episode_start), or say episode_start=[True]",
+                "returns, action, state = model.predict(obs, state, episode_start), or give episode_start=[True] where "
+                "an episode begins",
                 stacklevel=5,
             )
         self._began = begins
@@ -286,7 +287,7 @@ class PredictionInterface(BasePolicy, ABC):
         self, obs: PyTorchObs, deterministic: bool = False, action_masks: Any = None
     ) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
         """
-        As SB3's actor-critic policies: where episodes begin.
+        As in SB3's actor-critic policies; recurrent states are 0.
 
         :param obs: ``[N, ...]``
         :param deterministic: the most probable actions instead of sampled ones
@@ -644,7 +645,7 @@ class ACERPolicy(PredictionInterface):
             log_std = self.log_std
             log_std_array = None if log_std is None else log_std.detach().numpy()
             return self.family.statistics_of_arrays(outputs, log_std_array, masks), states
-        with th.no_grad():  # tensors of inference mode, kept by a module, would be of no use in training
+        with th.no_grad():  # not inference_mode: a module may keep these tensors for training
             of_rows = None if masks is None else th.from_numpy(masks).to(self.device)
             tensors = obs_as_tensor(observations, self.device), th.from_numpy(states).to(self.device), of_rows
             stats, after = self.step(*tensors)
@@ -751,7 +752,8 @@ class ACERPolicy(PredictionInterface):
         of_values: th.Tensor | None = None,
     ) -> None:
         """``backward`` of an :class:`Evaluation`, given what :meth:`evaluate` kept for it, which is released."""
-        require(len(kept) > 0, "backward", "called once for each evaluation", "another call")
+        if not kept:
+            raise ValueError("backward must be called once for each evaluation, got another call")
         passes, stats, judgement = kept
         kept.clear()
         with th.inference_mode():

@@ -51,11 +51,11 @@ class ResumableAlgorithm(DataParallelAlgorithm):
     _next_checkpoint = 0
     _callback: BaseCallback | None = None
     """of the last call of learn"""
-    _settings: list[dict[str, bytes]] | None = None
-    """attributes of the callbacks when that call began; what is another since then counts something"""
+    _attributes_at_start: list[dict[str, bytes]] | None = None
+    """attributes of the callbacks when that call began; those that have changed since are counters"""
 
     def _excluded_save_params(self) -> list[str]:
-        own = ["_resumed", "_checkpoints", "_next_checkpoint", "_callback", "_settings"]
+        own = ["_resumed", "_checkpoints", "_next_checkpoint", "_callback", "_attributes_at_start"]
         return [*super()._excluded_save_params(), *own]
 
     def save_checkpoint(self, folder: str | Path, keep: int = 2, *, with_env: bool = True) -> Path:
@@ -114,7 +114,7 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         the interruption, equal to the bit on the same machine with the same number of threads.
 
         If the state of the environments could not be had, or if their number or that of the ranks is another one, they
-        begin new episodes, and a warning says so. Other ranks share the replay buffers evenly.
+        begin new episodes, and a warning says so. For another number of ranks the replay buffers are divided evenly.
 
         :param folder: folder of checkpoints
         :param env: the environment, made and wrapped as that of the saved training
@@ -141,7 +141,8 @@ class ResumableAlgorithm(DataParallelAlgorithm):
             resumed = read_state(file, "the checkpoint")
             resumed.update(pickle.loads(resumed.pop("pickled").tobytes()))
             missing = {"env", "elapsed", "counters", "callback_envs", "logger", *_random_states()} - set(resumed)
-            require(not missing, "the checkpoint", "whole", f"one without {', '.join(sorted(missing))}")
+            if missing:
+                raise ValueError(f"the checkpoint must be whole, got one without {', '.join(sorted(missing))}")
         buffers = [found.path / _of_rank(_BUFFER, each) for each in range(n_ranks)]
         if is_same:
             model.load_replay_buffer(buffers[rank], truncate_last_traj=False)
@@ -163,8 +164,8 @@ class ResumableAlgorithm(DataParallelAlgorithm):
 
     def _take_share(self, buffers: Sequence[Path]) -> None:
         """
-        Begin with draws of this rank's own, and with its share of the rollouts of other ranks: as many as all others
-        have, of the newest. One buffer after the other is read, since each may fill much of the memory.
+        Take new random generators, and an equal share of the saved rollouts, the newest ones. One buffer after the
+        other is read, since each may fill much of the memory.
         """
         rank, n_ranks = distributed.rank(), distributed.world_size()
         draws = generators_of_rank(int(self._rngs.actions.integers(2**63)))
@@ -197,16 +198,16 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         """See :meth:`ACER.learn`."""
         if checkpoint is not None:
             self._checkpoints = Path(checkpoint), checkpoint_freq, checkpoint_keep
+            distributed.require_equal({"checkpoint_freq": checkpoint_freq, "checkpoint_keep": checkpoint_keep})
             found = distributed.from_first(find_checkpoint(checkpoint))
             if self._resumed is None and found is not None:
-                start = 0 if reset_num_timesteps else self.num_timesteps
-                self._take_over(found, start)
-                if self.num_timesteps >= start + total_timesteps:
-                    warnings.warn(
-                        f"there is nothing left to train: {found.path} has this run of {total_timesteps} steps at step "
-                        f"{self.num_timesteps}. For another run give another folder as checkpoint",
-                        stacklevel=3,
-                    )
+                self._take_over(found, 0 if reset_num_timesteps else self.num_timesteps)
+        if self._resumed is not None and self.num_timesteps >= self._num_timesteps_at_start + total_timesteps:
+            warnings.warn(
+                f"there is nothing left to train: the checkpoint has this run of {total_timesteps} steps at step "
+                f"{self.num_timesteps}. For another run call learn again, with another folder as checkpoint if any",
+                stacklevel=3,
+            )
         try:
             first = self.num_timesteps if self._resumed is not None else None
             super().learn(
@@ -241,7 +242,7 @@ class ResumableAlgorithm(DataParallelAlgorithm):
             prepared = super()._setup_learn(rest, callback, False, tb_log_name, progress_bar)
             self._num_timesteps_at_start = start
             self.start_time -= self._resumed["elapsed"]
-        self._callback, self._settings = prepared[1], None
+        self._callback, self._attributes_at_start = prepared[1], None
         if self._checkpoints is not None:
             self._plan_checkpoint(self._checkpoints[1])
         return prepared
@@ -278,8 +279,8 @@ class ResumableAlgorithm(DataParallelAlgorithm):
     def _require_same_arguments(self, saved: "ResumableAlgorithm") -> None:
         """Where they can be compared. A run continues with the arguments that it was begun with."""
         for name in {*inspect.signature(type(self)).parameters, "lr_schedule_name", "policy_class"} - _MAY_DIFFER:
-            given, before = vars(self).get(name), vars(saved).get(name)
-            if all(isinstance(value, type) or _is_plain(value) for value in (given, before)):
+            given, before = (_with_names(vars(of).get(name)) for of in (self, saved))
+            if _is_plain(given) and _is_plain(before):
                 is_same = given == before or (name == "seed" and given is None)
                 require(is_same, name, f"{before!r}, as in the checkpoint that learn continues", given)
 
@@ -291,7 +292,8 @@ class ResumableAlgorithm(DataParallelAlgorithm):
             process = dict(self._resumed)
             pickled = {name: process.pop(name) for name in ("counters", "callback_envs", "logger")}
         else:
-            process = {"elapsed": time.time_ns() - self.start_time, **_random_states()}
+            elapsed = time.time_ns() - self.start_time if self.start_time else 0
+            process = {"elapsed": elapsed, **_random_states()}
             pickled = self._callback_states()
         assert self.env is not None
         env = get_env_state(self.env)
@@ -307,7 +309,7 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         return {
             "counters": [
                 (type(callback).__qualname__, dict(_plain_attributes(callback).items() - settings.items()))
-                for callback, settings in zip(callbacks, self._settings or [], strict=False)
+                for callback, settings in zip(callbacks, self._attributes_at_start or [], strict=False)
             ],
             "callback_envs": [get_env_state(env) for env in _callback_envs(callbacks)],
             "logger": {name: dict(getattr(logger, name)) for name in recorded if logger is not None},
@@ -327,10 +329,10 @@ class ResumableAlgorithm(DataParallelAlgorithm):
                 self.env.seed(first % 2**32)  # not the episodes of the start again
 
     def _restore_process(self) -> None:
-        """Restore what is set by the beginning of learn, or that others use until then."""
+        """Restore what the beginning of learn overwrites, and what other code uses until then."""
         callbacks = _callbacks(self._callback)
-        if self._settings is None:
-            self._settings = [_plain_attributes(callback) for callback in callbacks]
+        if self._attributes_at_start is None:
+            self._attributes_at_start = [_plain_attributes(callback) for callback in callbacks]
         resumed, self._resumed = self._resumed, None
         if resumed is None:
             return
@@ -428,6 +430,15 @@ def _plain_attributes(callback: BaseCallback) -> dict[str, bytes]:
     """Those with plain values, pickled."""
     values = {name: value for name, value in vars(callback).items() if name not in _OF_THE_CALL}
     return {name: pickle.dumps(value) for name, value in values.items() if _is_plain(value)}
+
+
+def _with_names(value: Any) -> Any:
+    """Classes by their names: one of the main program that was unpickled is another object."""
+    if isinstance(value, type):
+        return f"{value.__module__}.{value.__qualname__}"
+    if isinstance(value, dict):
+        return {key: _with_names(part) for key, part in value.items()}
+    return type(value)(map(_with_names, value)) if type(value) in (list, tuple) else value
 
 
 def _is_plain(value: Any) -> bool:

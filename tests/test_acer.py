@@ -436,6 +436,66 @@ def test_arguments_of_load_replace_the_saved_ones(tmp_path: Path) -> None:
         ACER.load(tmp_path / "agent", gamma=2)
 
 
+def test_arguments_of_load_reach_the_optimiser_and_torch(tmp_path: Path) -> None:
+    trained().save(tmp_path / "agent")
+    with pytest.warns(DeprecationWarning, match="num_procs"):
+        loaded = ACER.load(tmp_path / "agent", rprop_alpha=0.5, rprop_epsilon=0.1, num_procs=2)
+    assert th.get_num_threads() == 2
+    (group,) = loaded.policy.optimizer.param_groups
+    assert (group["alpha"], group["eps"]) == (0.5, 0.1)
+
+
+def test_arguments_that_load_cannot_replace_are_refused(tmp_path: Path) -> None:
+    trained().save(tmp_path / "agent")
+    for name, value in (("policy", "MlpPolicy"), ("_init_setup_model", True), ("gama", 0.9)):
+        arguments: dict[str, Any] = {name: value}
+        with pytest.raises(ValueError, match=f"keyword arguments of load must be arguments .*, got '{name}'"):
+            ACER.load(tmp_path / "agent", **arguments)
+    with pytest.raises(ValueError, match="lr_schedule must be one of"):
+        ACER.load(tmp_path / "agent", lr_schedule=lambda progress: 1e-3)
+
+
+def test_what_acer_gives_itself_is_not_given_again() -> None:
+    for name, twice in (("replay_buffer_kwargs", "n_steps"), ("policy_kwargs", "lr_schedule")):
+        arguments: dict[str, Any] = {name: {twice: 5}}
+        with pytest.raises(ValueError, match=f"{name} must be without .*{twice}.*, which are given by ACER itself"):
+            small(**arguments)
+
+
+def test_an_agent_is_built_for_an_environment() -> None:
+    with pytest.raises(
+        ValueError, match=r"env must be an environment; None is for _init_setup_model=False, .*, got None"
+    ):
+        small(None)
+    assert small(None, _init_setup_model=False).env is None
+
+
+def test_an_error_names_the_update_that_was_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = trained()
+    n_updates, update = model._n_updates, model.update
+
+    def fail_third(batch: Any) -> Any:
+        if model._n_updates == n_updates + 2:
+            batch = batch._replace(rewards=batch.rewards + np.nan)
+        return update(batch)
+
+    monkeypatch.setattr(model, "update", fail_third)
+    monkeypatch.setattr(model, "replay_ratio", 1000.0)
+    with pytest.raises(ValueError, match=f"in update {n_updates + 2} at step"):
+        model.learn(40, reset_num_timesteps=False)
+    assert model._n_updates == n_updates + 2
+
+
+def test_each_call_of_learn_logs_its_first_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, at = small(), []
+    monkeypatch.setattr(model, "dump_logs", lambda: at.append(model.num_timesteps))
+    for _ in range(2):
+        model.learn(41 * model.n_steps)
+    half = len(at) // 2
+    assert at[:half] == at[half:]
+    assert at[0] == model.n_steps
+
+
 def test_an_agent_that_only_acts_allocates_no_replay_memory(tmp_path: Path) -> None:
     small(buffer_size=10**12).save(tmp_path / "agent")
     loaded = ACER.load(tmp_path / "agent", env=gym.make("CartPole-v1"))
@@ -656,7 +716,7 @@ def test_an_agent_without_an_environment_says_how_to_give_it_one(tmp_path: Path)
 
 def test_policies_and_agents_of_another_algorithm_are_refused(tmp_path: Path) -> None:
     ppo = PPO("MlpPolicy", "CartPole-v1", n_steps=8, batch_size=8, device="cpu")
-    message = "policy must be one of MlpPolicy, .* or a subclass of ACERPolicy, not of another algorithm's, got <class"
+    message = r"policy must be one of MlpPolicy, .* or a subclass of ACERPolicy \(policies of other .*\), got <class"
     with pytest.raises(ValueError, match=message):
         small(policy=ppo.policy_class)  # type: ignore[arg-type]
     ppo.save(tmp_path / "ppo")
@@ -667,8 +727,9 @@ def test_policies_and_agents_of_another_algorithm_are_refused(tmp_path: Path) ->
 @pytest.mark.parametrize("name", OTHER_NAMES)
 def test_a_name_of_another_algorithm_says_what_is_here_instead(name: str) -> None:
     other: dict[str, Any] = {name: 1}
-    message = f"ACER has no argument {name!r}; instead it has {OTHER_NAMES[name]}"
-    with pytest.raises(TypeError, match=re.escape(message)):
+    reason = OTHER_NAMES[name]
+    instead = reason.removeprefix("none: ") if reason.startswith("none: ") else f"instead it has {reason}"
+    with pytest.raises(TypeError, match=re.escape(f"ACER has no argument {name!r}; {instead}") + "$"):
         small(**other)
     named = re.findall(r"[a-z]+_[a-z_]+", OTHER_NAMES[name].split(":")[0].split("(")[0])
     assert set(named) <= inspect.signature(ACER).parameters.keys()
@@ -695,11 +756,12 @@ def test_the_old_names_of_the_number_of_threads_warn_and_act(argument: str) -> N
 
 
 def test_replay_that_can_never_start_gives_a_warning() -> None:
-    with pytest.warns(UserWarning, match=r"replay will never start: replay_start=10 is more than the 5 steps"):
-        small(buffer_size=4)
-    model = small(buffer_size=9)
-    with pytest.warns(UserWarning, match="replay will never start"):
+    model = small(buffer_size=4)
+    with pytest.warns(
+        UserWarning, match=r"replay will never start: replay_start=10 is more than the 5 steps"
+    ) as warned:
         model.learn(10)
+    assert len(warned) == 1
 
 
 @pytest.mark.parametrize("value", [np.nan, -np.inf])

@@ -325,6 +325,17 @@ def test_ranks_that_cannot_train_together_say_why() -> None:
         assert str(result) == "ValueError: n_envs must be equal on all ranks, got [1, 2]"
 
 
+@pytest.mark.parametrize(("name", "values"), [("learning_rate", (1e-3, 2e-3)), ("alpha", (0.9, 0.5))])
+def test_ranks_learn_with_the_same_arguments(name: str, values: tuple[float, float]) -> None:
+    for result in on_ranks(lambda rank: make_model(**{name: values[rank]}).learn(64)):
+        assert str(result) == f"ValueError: {name} must be equal on all ranks, got {[*values]}"
+
+
+def test_ranks_save_checkpoints_at_the_same_time(tmp_path: Path) -> None:
+    for result in on_ranks(lambda rank: make_model().learn(64, checkpoint=tmp_path, checkpoint_freq=10 + rank)):
+        assert str(result) == "ValueError: checkpoint_freq must be equal on all ranks, got [10, 11]"
+
+
 def test_training_begins_with_what_rank_0_has_learnt() -> None:
     def act(rank: int) -> Any:
         model = make_model(policy_kwargs={"net_arch": [8], "optimizer_class": th.optim.Adam}, replay_ratio=0)

@@ -2,17 +2,20 @@
 
 import random
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback, EveryNTimesteps, ProgressBarCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import KVWriter, Logger
+from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from sb3_acer import ACER
@@ -324,6 +327,43 @@ def test_a_finished_run_is_not_trained_again_and_says_so(tmp_path: Path) -> None
     with pytest.warns(UserWarning, match="there is nothing left to train: .* has this run of 64 steps at step 64"):
         again.learn(64, checkpoint=tmp_path)
     assert again._n_updates == first._n_updates
+
+
+def test_a_loaded_checkpoint_of_a_whole_call_says_that_nothing_is_left(tmp_path: Path) -> None:
+    ACER("MlpPolicy", "CartPole-v1", **SMALL).learn(64).save_checkpoint(tmp_path)
+    model = ACER.load_checkpoint(tmp_path, gym.make("CartPole-v1"))
+    with pytest.warns(UserWarning, match="there is nothing left to train: .* at step 64. For another run call learn"):
+        model.learn(64, reset_num_timesteps=False)
+    assert model.learn(64, reset_num_timesteps=False).num_timesteps == 128
+
+
+def test_settings_that_name_a_class_are_compared(tmp_path: Path) -> None:
+    def model(width: int) -> ACER:
+        return ACER(
+            "MlpPolicy", "CartPole-v1", **SMALL, policy_kwargs={"net_arch": [width], "optimizer_class": th.optim.Adam}
+        )
+
+    model(8).learn(64, checkpoint=tmp_path)
+    with pytest.raises(ValueError, match=r"policy_kwargs must be .*8.*, as in the checkpoint .*, got .*16"):
+        model(16).learn(128, checkpoint=tmp_path)
+    assert model(8).learn(128, checkpoint=tmp_path).num_timesteps == 128
+
+
+def test_a_class_of_the_main_program_is_the_same_after_an_interruption(tmp_path: Path) -> None:
+    def model() -> ACER:
+        class Features(FlattenExtractor):
+            """Pickled by value: loading it makes another class."""
+
+        return ACER("MlpPolicy", "CartPole-v1", **SMALL, policy_kwargs={"features_extractor_class": Features})
+
+    model().learn(64, checkpoint=tmp_path)
+    assert model().learn(128, checkpoint=tmp_path).num_timesteps == 128
+
+
+def test_a_checkpoint_before_the_first_call_has_taken_no_time(tmp_path: Path) -> None:
+    ACER("MlpPolicy", "CartPole-v1", **SMALL).save_checkpoint(tmp_path)
+    model = ACER.load_checkpoint(tmp_path, gym.make("CartPole-v1")).learn(64)
+    assert time.time_ns() - model.start_time < 600e9
 
 
 def test_a_checkpoint_is_of_one_seed(tmp_path: Path) -> None:
