@@ -737,11 +737,14 @@ class ACERPolicy(PredictionInterface):
             if len(final_steps):
                 next_values = next_values.index_copy(0, final_steps, judgement.values[n_rows + n_sequences :])
             return Evaluation(
-                stats[:n_rows].view(n_steps, n_sequences, -1),
-                judgement.values[:n_rows].view(n_steps, n_sequences),
-                next_values.view(n_steps, n_sequences),
-                *judgement[1:-1],
-                partial(self._backward, [passes, stats, judgement]),
+                stats=stats[:n_rows].view(n_steps, n_sequences, -1),
+                values=judgement.values[:n_rows].view(n_steps, n_sequences),
+                next_values=next_values.view(n_steps, n_sequences),
+                q_values=judgement.q_values,
+                candidates=judgement.candidates,
+                weights=judgement.weights,
+                candidate_values=judgement.candidate_values,
+                backward=partial(self._backward, [passes, stats, judgement]),
             )
 
     def _backward(

@@ -86,10 +86,19 @@ def compute_update(
     :return: the update; ``update.evaluation.backward(*update.gradients)`` carries it to the parameters
     """
     # One forward pass of policy and critic over all rows, one of the average policy.
-    ends, finals = batch.ends, (batch.final_observations, batch.final_steps)
-    sequences = batch.observations, batch.actions, batch.states, ends, *finals
-    masks = batch.masks, batch.final_masks
-    evaluation = policy.evaluate(*sequences, settings.n_action_samples, rng, *masks)
+    ends = batch.ends
+    evaluation = policy.evaluate(
+        batch.observations,
+        batch.actions,
+        batch.states,
+        ends,
+        batch.final_observations,
+        batch.final_steps,
+        settings.n_action_samples,
+        rng,
+        batch.masks,
+        batch.final_masks,
+    )
     average = average_policy.statistics(batch.observations, batch.states, ends, batch.masks)
     with th.inference_mode():  # no backward pass goes through the rest; recording one takes a tenth of an update
         return _gradients(policy.family, evaluation, average, batch, ends, settings)
@@ -133,9 +142,20 @@ def _gradients(
     if not family.enumerable:
         target = value_target(ratio, q_ret, q_values, values)
         gradients.append(q_share * critic_gradient(values, target))
-    ratios, advantages = (ratio, candidate_ratios), (advantage, candidate_advantages)
-    results = (evaluation, average, *ratios, q_ret, *advantages, g, k, z)
-    return Update(tuple(gradients), batch, *results)
+    return Update(
+        gradients=tuple(gradients),
+        batch=batch,
+        evaluation=evaluation,
+        average=average,
+        ratio=ratio,
+        candidate_ratios=candidate_ratios,
+        q_ret=q_ret,
+        advantage=advantage,
+        candidate_advantages=candidate_advantages,
+        g=g,
+        k=k,
+        z=z,
+    )
 
 
 def metrics(family: Family, update: Update, c: float) -> dict[str, float]:
