@@ -119,8 +119,12 @@ class RolloutAlgorithm(OffPolicyAlgorithm):
             if not part.endswith("optimizer"):
                 check_parameters(f"{name}[{part!r}]", given, own[part], exact_match)
         before = deepcopy(own)
+        optimizer = self.policy.optimizer
+        options = optimizer.param_groups[0].keys()
         try:
             super().set_parameters(load_path_or_dict, exact_match)
+            if lacking := options - optimizer.param_groups[0].keys():
+                raise ValueError(f"the state of an optimizer without {', '.join(sorted(lacking))}")
         except Exception as error:
             super().set_parameters(before)
             raise ValueError(f"{name} must fit the agent, got other parameters: {error}") from error

@@ -313,6 +313,21 @@ def test_parameters_that_do_not_fit_change_nothing(value: Any) -> None:
         assert all(th.equal(own, before[part][key]) for key, own in model.get_parameters()[part].items())
 
 
+def test_the_state_of_another_optimiser_changes_nothing() -> None:
+    adam = ACER("MlpPolicy", "CartPole-v1", policy_kwargs={"optimizer_class": th.optim.Adam}, **SMALL)
+    for model, other, lacking in ((agent(), adam, "alpha"), (adam, agent(), "betas")):
+        before = deepcopy(model.get_parameters())
+        with pytest.raises(ValueError, match=f"got other parameters: the state of an optimizer without {lacking}"):
+            model.set_parameters(other.learn(20).get_parameters())
+        assert all(th.equal(own, before["policy"][key]) for key, own in model.get_parameters()["policy"].items())
+        model.learn(20)
+
+
+def test_a_schedule_that_is_bad_at_once_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"learning_rate must be a number in \[0, 10\], got nan"):
+        ACER("MlpPolicy", "CartPole-v1", learning_rate=lambda left: math.nan, **SMALL)
+
+
 def test_a_schedule_that_turns_bad_stops_before_the_update() -> None:
     model = ACER("MlpPolicy", "CartPole-v1", learning_rate=lambda left: 1e-3 if left > 0.5 else math.nan, **SMALL)
     with pytest.raises(ValueError, match=r"learning_rate must be a number in \[0, 10\], got nan"):
