@@ -215,7 +215,7 @@ class ACER(StableBaselinesInterface):
         self._early_logs: tuple[int, ...] = ()
         self._logged_at = -1
         self._check_arguments()
-        _set_num_threads(num_procs, n_cpu_tf_sess)
+        _set_num_threads(num_procs, n_cpu_tf_sess, stacklevel=4)
         is_known = env is not None or not _init_setup_model
         require(is_known, "env", "an environment; None is for _init_setup_model=False, as load builds an agent", env)
         if env is not None:
@@ -346,7 +346,7 @@ class ACER(StableBaselinesInterface):
         unknown = [name for name in kwargs if name not in signature(cls).parameters or name in _OF_THE_SAVED_AGENT]
         rule = f"arguments of the constructor other than {' and '.join(_OF_THE_SAVED_AGENT)}"
         require(not unknown, "keyword arguments of load", rule, ", ".join(unknown))
-        _set_num_threads(kwargs.pop("num_procs", None), kwargs.pop("n_cpu_tf_sess", None))
+        _set_num_threads(kwargs.pop("num_procs", None), kwargs.pop("n_cpu_tf_sess", None), stacklevel=3)
         env = env if env is None else check_env(env)
         device = check_device("device", device)
         for name, attribute in ATTRIBUTES.items():
@@ -488,7 +488,7 @@ class ACER(StableBaselinesInterface):
                 self.dump_logs()
 
     def _batches(self, batch_size: int, normalize: VecNormalize | None) -> Iterator[SequenceBatch]:
-        """The batches of a call of :meth:`train`. Each is made when the update before it is."""
+        """The batches of a call of :meth:`train`. Each is made after the update before it."""
         buffer = self.replay_buffer
         yield buffer.latest(normalize)
         self._n_replays = 0
@@ -559,11 +559,11 @@ class ACER(StableBaselinesInterface):
         return ""
 
 
-def _set_num_threads(num_procs: Any, n_cpu_tf_sess: Any) -> None:
-    """Of torch, where an old script gives it."""
+def _set_num_threads(num_procs: Any, n_cpu_tf_sess: Any, stacklevel: int) -> None:
+    """Of torch, where an old script gives it. ``stacklevel`` is that of the warning."""
     for name, n_threads in (("num_procs", num_procs), ("n_cpu_tf_sess", n_cpu_tf_sess)):
         if n_threads is not None:
             n_threads = check_integer(name, n_threads, 1, 4096)
             message = f"{name} is deprecated: torch.set_num_threads({n_threads}) is called"
-            warnings.warn(message, DeprecationWarning, stacklevel=4)
+            warnings.warn(message, DeprecationWarning, stacklevel=stacklevel)
             th.set_num_threads(n_threads)
