@@ -435,7 +435,7 @@ def _plain_attributes(callback: BaseCallback) -> dict[str, bytes]:
 def _with_names(value: Any) -> Any:
     """Classes by their names: one of the main program that was unpickled is another object."""
     if isinstance(value, type):
-        return f"{value.__module__}.{value.__qualname__}"
+        return f"{value.__module__}.{value.__name__}"  # loading shortens the qualified names of local ones
     if isinstance(value, dict):
         return {key: _with_names(part) for key, part in value.items()}
     return type(value)(map(_with_names, value)) if type(value) in (list, tuple) else value

@@ -1010,7 +1010,7 @@ def test_a_buffer_that_will_not_fit_in_memory_warns_with_both_figures(
     figures = [float(figure) for figure in re.findall(r"(\d+\.\d+) GB", message)]
     assert figures == pytest.approx([needed / 1e9, needed * 0.9 / 1e9], abs=0.0051)
     assert "buffer_size=500000" in message
-    assert "all 4 environments" in message
+    assert "the vectorised environment, each of 4 transitions" in message
     memory.available = needed * 1.1
     with warnings.catch_warnings():
         warnings.simplefilter("error")

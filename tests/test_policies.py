@@ -368,7 +368,7 @@ def test_a_backward_pass_releases_the_activations_and_cannot_be_repeated() -> No
     gradients = (th.ones_like(found.stats), th.ones_like(found.q_values))
     found.backward(*gradients)
     assert kept() is None
-    with pytest.raises(ValueError, match="backward must be called once for each evaluation, got 'another call'"):
+    with pytest.raises(ValueError, match="backward must be called once for each evaluation, got another call"):
         found.backward(*gradients)
 
 

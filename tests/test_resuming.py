@@ -1,5 +1,6 @@
 """Training that is interrupted and continued ends, to the bit, as training that is not."""
 
+import gc
 import random
 import shutil
 import time
@@ -357,6 +358,7 @@ def test_a_class_of_the_main_program_is_the_same_after_an_interruption(tmp_path:
         return ACER("MlpPolicy", "CartPole-v1", **SMALL, policy_kwargs={"features_extractor_class": Features})
 
     model().learn(64, checkpoint=tmp_path)
+    gc.collect()  # as long as the class lives, it is found again
     assert model().learn(128, checkpoint=tmp_path).num_timesteps == 128
 
 

@@ -444,7 +444,7 @@ def test_a_replay_buffer_of_other_spaces_or_with_bad_numbers_is_refused_and_the_
     assert spoiled.replay_buffer._ring is not None
     spoiled.replay_buffer._ring.steps["rewards"].ring[3] = th.nan
     spoiled.save_replay_buffer(tmp_path / "buffer")
-    with pytest.raises(ValueError, match=r"buffer could not be loaded: the replay buffer must be of finite numbers"):
+    with pytest.raises(ValueError, match=r"buffer could not be loaded: the replay buffer must hold finite numbers"):
         agent.load_replay_buffer(tmp_path / "buffer")
     assert agent.replay_buffer is mine
 
