@@ -216,8 +216,8 @@ class ACER(StableBaselinesInterface):
         self._logged_at = -1
         self._check_arguments()
         _set_num_threads(num_procs, n_cpu_tf_sess, stacklevel=4)
-        is_known = env is not None or not _init_setup_model
-        require(is_known, "env", "an environment; None is for _init_setup_model=False, as load builds an agent", env)
+        has_env = env is not None or not _init_setup_model
+        require(has_env, "env", "an environment; None is for _init_setup_model=False, as load builds an agent", env)
         if env is not None:
             self._take_env(self._wrap_env(make_env(env, verbose), verbose))
         if _init_setup_model:
