@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch as th
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stable_baselines3.common.running_mean_std import RunningMeanStd
@@ -148,3 +149,18 @@ def test_a_rank_that_is_killed_is_named_by_all_others(lost: int) -> None:
             assert isinstance(result, Raised)
             assert f"RankError: training stops: rank {lost} (process " in str(result)
             assert " and rank" not in str(result)
+
+
+def test_a_rank_that_is_killed_on_another_machine_may_be_any_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distributed, "_here", lambda: (f"machine{max(dist.get_rank(), 1)}", ""))  # ranks 0 and 1 on one
+    monkeypatch.setattr(distributed, "_SECONDS_TO_DIE", 0.2)
+
+    def act(rank: int) -> Any:
+        distributed.gather(rank)
+        if rank == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        for _ in range(3):
+            distributed.average([th.zeros(1000)])
+
+    for result in on_ranks(act, 3)[:2]:
+        assert "training stops: a rank on another machine has ended, one of 2 on machine2" in str(result)
