@@ -1,0 +1,232 @@
+"""What users call a policy for: predicting actions, values and distributions."""
+
+import warnings
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+import torch as th
+from stable_baselines3.common.distributions import Distribution
+from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.type_aliases import PyTorchObs
+
+from sb3_acer.checks import check_array, check_boolean, require
+from sb3_acer.distributions import Family
+
+
+class PredictionInterface(BasePolicy, ABC):
+    """The methods that users know from SB3's policies, in terms of :meth:`step` and :meth:`judge`."""
+
+    family: Family
+    state_size: int
+    """W, the width of the recurrent state"""
+    _began = False
+    """whether the last call of :meth:`predict` got neither a state nor ``episode_start``"""
+
+    @abstractmethod
+    def step(
+        self, observations: PyTorchObs, states: th.Tensor, masks: th.Tensor | None = None
+    ) -> tuple[th.Tensor, th.Tensor]:
+        """
+        One step of N environments.
+
+        :param observations: ``[N, ...]``, a dict of such for a Dict space
+        :param states: recurrent states, 0 where an episode begins, ``[N, W]`` with W = ``state_size``
+        :param masks: whether actions are valid, see :meth:`Family.statistics`, ``[N, P]``; None if all are
+        :return: statistics of pi(.|x), ``[N, P]``, and the recurrent states after the step, ``[N, W]``
+        """
+
+    @abstractmethod
+    def judge(
+        self, observations: PyTorchObs, states: th.Tensor, masks: th.Tensor | None = None
+    ) -> tuple[th.Tensor, th.Tensor]:
+        """
+        :param observations: ``[N, ...]``, a dict of such for a Dict space
+        :param states: recurrent states, ``[N, W]``
+        :param masks: see :meth:`step`
+        :return: statistics of pi(.|x), ``[N, P]``, and V(x), ``[N, 1]``
+        """
+
+    def predict_values(self, obs: PyTorchObs, states: th.Tensor | None = None, action_masks: Any = None) -> th.Tensor:
+        """
+        :param obs: ``[N, ...]``
+        :param states: recurrent states, ``[N, W]``; None where episodes begin
+        :param action_masks: see :meth:`predict`
+        :return: V(x), ``[N, 1]``
+        """
+        return self.judge(obs, *self._given(obs, states, action_masks))[1]
+
+    def get_distribution(
+        self, obs: PyTorchObs, states: th.Tensor | None = None, action_masks: Any = None
+    ) -> Distribution:
+        """
+        :param obs: ``[N, ...]``
+        :param states: recurrent states, ``[N, W]``; None where episodes begin
+        :param action_masks: see :meth:`predict`
+        :return: SB3's distribution of the actions, whose ``sample``, ``mode``, ``get_actions``, ``log_prob`` and
+            ``entropy`` are of actions before :meth:`~sb3_acer.distributions.Family.to_env`
+        """
+        return self.family.distribution(self.step(obs, *self._given(obs, states, action_masks))[0])
+
+    def evaluate_actions(
+        self, obs: PyTorchObs, actions: th.Tensor, states: th.Tensor | None = None, action_masks: Any = None
+    ) -> tuple[th.Tensor, th.Tensor, th.Tensor | None]:
+        """
+        :param obs: ``[N, ...]``
+        :param actions: as :meth:`get_distribution` samples them, ``[N]`` or ``[N, D]``
+        :param states: recurrent states, ``[N, W]``; None where episodes begin
+        :param action_masks: see :meth:`predict`
+        :return: V(x), ``[N, 1]``, the logarithm of the actions' probability or density, ``[N]``, and the entropy,
+            ``[N]``
+        """
+        stats, values = self.judge(obs, *self._given(obs, states, action_masks))
+        actions = actions.reshape(stats.shape[0], -1).to(self.family.action_dtype)
+        return values, self.family.log_likelihood(stats, actions), self.family.distribution(stats).entropy()
+
+    def _given(
+        self, obs: PyTorchObs, states: th.Tensor | None, action_masks: Any
+    ) -> tuple[th.Tensor, th.Tensor | None]:
+        """Recurrent states and masks for some observations."""
+        rows = next(iter(obs.values())) if isinstance(obs, dict) else obs
+        n_rows = rows.shape[0]  # len() would be a constant of a trace
+        if states is None:
+            states = th.zeros((n_rows, self.state_size), device=rows.device)
+        return states, self._checked_masks(action_masks, n_rows)
+
+    def _checked_masks(self, action_masks: Any, n_rows: int) -> th.Tensor | None:
+        if action_masks is None:
+            return None
+        if isinstance(action_masks, th.Tensor):
+            action_masks = action_masks.cpu().numpy()
+        given = check_array("action_masks", action_masks)
+        return th.from_numpy(self.family.check_masks(given, n_rows)).to(self.device)
+
+    def initial_states(self, n_envs: int) -> np.ndarray:
+        """
+        :param n_envs: number of environments
+        :return: recurrent states where episodes begin: zeros, ``[n_envs, W]``
+        """
+        return np.zeros((n_envs, self.state_size), np.float32)
+
+    def predict(
+        self,
+        observation: np.ndarray | dict[str, np.ndarray],
+        state: Any = None,
+        episode_start: np.ndarray | None = None,
+        deterministic: bool = False,
+        action_masks: Any = None,
+    ) -> tuple[np.ndarray, Any]:
+        """
+        Actions for observations.
+
+        :param observation: of one environment, or of N
+        :param state: the recurrent state that the last call returned; None where episodes begin
+        :param episode_start: where an episode begins, bool, ``[N]``: its recurrent state is 0
+        :param deterministic: the most probable actions (of each factor) instead of sampled ones
+        :param action_masks: whether actions are valid, as sb3-contrib's ``get_action_masks`` returns it, ``[N, P]``:
+            the others are not chosen; None if all are. See :meth:`Family.check_masks`
+        :return: actions, and the recurrent state after them, ``[N, W]``; a feed-forward policy returns ``state``
+        :raises ValueError: for observations, a ``state``, an ``episode_start`` or masks of another shape, or with
+            values that are not finite; for masks without a valid action; and for what gymnasium's ``reset`` returns in
+            place of an observation
+        """
+        check_boolean("deterministic", deterministic)
+        stats, after, vectorized = self.predict_statistics(observation, state, episode_start, action_masks)
+        env_actions = self.family.to_env(self._choose(stats, deterministic).cpu().numpy())
+        if self.state_size:
+            state = after.cpu().numpy()
+        return env_actions if vectorized else env_actions.squeeze(axis=0), state
+
+    def predict_statistics(
+        self,
+        observation: np.ndarray | dict[str, np.ndarray],
+        state: Any = None,
+        episode_start: Any = None,
+        action_masks: Any = None,
+    ) -> tuple[th.Tensor, th.Tensor, bool]:
+        """
+        The distributions that :meth:`predict` samples from. Arguments and errors as there.
+
+        :return: statistics of pi(.|x), ``[N, P]``, the recurrent states after the step, ``[N, W]``, and whether the
+            observation was one of N environments
+        """
+        self.set_training_mode(False)
+        self._warn_of_lost_states(state is None and episode_start is None)
+        if isinstance(observation, tuple):
+            super().predict(observation)  # raises SB3's own error, which explains the mistake
+            raise ValueError(f"observation must be an array or a dict of arrays, got the tuple {observation!r}")
+        observations, vectorized = self._to_tensors(observation)
+        some_rows = next(iter(observations.values())) if isinstance(observations, dict) else observations
+        states = self._states_before(state, episode_start, len(some_rows))
+        masks = self._checked_masks(action_masks, len(some_rows))
+        with th.no_grad():
+            return *self.step(observations, states, masks), vectorized
+
+    def _warn_of_lost_states(self, begins: bool) -> None:
+        """Two calls without a state: probably a loop that does not pass it on."""
+        if begins and self._began and self.state_size:
+            warnings.warn(
+                "predict was called twice without a state, so the recurrent policy remembers nothing: pass on what it "
+                "returns, action, state = model.predict(obs, state, episode_start), or give episode_start=[True] where "
+                "an episode begins",
+                stacklevel=5,
+            )
+        self._began = begins
+
+    def _to_tensors(self, observation: Any) -> tuple[PyTorchObs, bool]:
+        """The observations, on the policy's device, and whether they are of N environments."""
+        try:
+            observations, vectorized = self.obs_to_tensor(observation)
+        except (ValueError, TypeError, AssertionError, AttributeError, KeyError) as error:
+            raise ValueError(
+                f"observation must be of {self.observation_space}, got {observation!r}: {error}"
+            ) from error
+        for part in observations.values() if isinstance(observations, dict) else [observations]:
+            require(not part.is_complex() and bool(part.isfinite().all()), "observation", "finite", observation)
+        return observations, vectorized
+
+    def _states_before(self, state: Any, episode_start: Any, n_envs: int) -> th.Tensor:
+        """The recurrent states in which :meth:`predict` acts, ``[N, W]``."""
+        states = self.initial_states(n_envs)
+        if self.state_size and state is not None:
+            state = check_array("state", state)
+            if state.shape != states.shape:
+                raise ValueError(f"state must be of shape {states.shape}, got {state.shape}")
+            states[:] = state
+            require(bool(np.isfinite(states).all()), "state", "finite", state)
+        if episode_start is not None:
+            starts = np.atleast_1d(check_array("episode_start", episode_start).astype(bool))
+            if starts.shape != (n_envs,):
+                raise ValueError(f"episode_start must be of shape {(n_envs,)}, got {starts.shape}")
+            states[starts] = 0
+        return th.from_numpy(states).to(self.device)
+
+    def _choose(self, stats: th.Tensor, deterministic: bool) -> th.Tensor:
+        if deterministic:
+            return self.family.mode(stats)
+        # From torch's global generator, as all policies of SB3 predict. Training has generators of its own.
+        draw = th.randn if self.family.normal_noise else th.rand
+        noise = draw((stats.shape[0], self.family.n_components), dtype=th.float64, device=stats.device)
+        return self.family.sample(stats, noise)
+
+    def forward(
+        self, obs: PyTorchObs, deterministic: bool = False, action_masks: Any = None
+    ) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
+        """
+        As in SB3's actor-critic policies; recurrent states are 0.
+
+        :param obs: ``[N, ...]``
+        :param deterministic: the most probable actions instead of sampled ones
+        :param action_masks: see :meth:`predict`
+        :return: actions as the policy samples them, V(x), ``[N, 1]``, and the actions' log probability, ``[N]``
+        """
+        # SB3's distributions look at values, which torch's exporters cannot trace.
+        stats, values = self.judge(obs, *self._given(obs, None, action_masks))
+        actions = self._choose(stats, deterministic)
+        log_prob = self.family.log_likelihood(stats, actions)
+        return actions.squeeze(-1) if self.family.enumerable else actions, values, log_prob
+
+    def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:
+        # Without a recurrent state, for which SB3 has no place here.
+        stats, _ = self.step(observation, *self._given(observation, None, None))
+        return self.family.to_env(self._choose(stats, deterministic))
