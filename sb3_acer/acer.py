@@ -244,11 +244,11 @@ class ACER(StableBaselinesInterface):
         check_kwargs("replay_buffer_kwargs", self.replay_buffer_kwargs, self.replay_buffer_class, of_buffer)
 
     def _warn_of_no_replay(self) -> None:
-        capacity = max(self.buffer_size // self.n_steps, 1) * self.n_steps
+        capacity = self.replay_buffer.n_slots * self.n_steps
         if self.replay_ratio > 0 and self.replay_start > capacity:
             warnings.warn(
                 f"replay will never start: replay_start={self.replay_start} is more than the {capacity} steps that a "
-                f"buffer of buffer_size={self.buffer_size} holds in rollouts of n_steps={self.n_steps}",
+                f"buffer of buffer_size={self.replay_buffer.buffer_size} holds in rollouts of n_steps={self.n_steps}",
                 stacklevel=3,
             )
 
@@ -463,6 +463,8 @@ class ACER(StableBaselinesInterface):
         :param gradient_steps: unused
         :param batch_size: sequences of a replayed batch; None: one per environment
         """
+        for policy in (self.policy, self.average_policy):
+            policy.flat.keep_attached()
         self.policy.set_training_mode(True)
         check_number("learning_rate", self.lr_schedule(self._current_progress_remaining), 0, 10)
         self._update_learning_rate(self.policy.optimizer)

@@ -214,7 +214,8 @@ def _base_state(base: Any) -> tuple[Any, str]:
         return base.get_state(), "get_state"
     if not isinstance(base, (DummyVecEnv, SubprocVecEnv)):
         raise EnvStateError(f"{type(base).__name__} has no get_state and set_state")
-    found = call_in_envs(base, _get_layers)
+    # In one process environments may share objects, a random generator say; pickled together they still do.
+    found = [_get_layers(*base.envs)] if isinstance(base, DummyVecEnv) else call_in_envs(base, _get_layers)
     for state, source in found:
         if state is None:
             raise EnvStateError(source)
@@ -227,10 +228,16 @@ def _set_base_state(base: Any, state: Any) -> None:
     if _has_own_state(base):
         base.set_state(state)
         return
-    for index, of_env in enumerate(state["envs"]):
-        (reason,) = call_in_envs(base, _set_layers, of_env, indices=index)
-        if reason:
-            raise EnvStateError(reason)
+    if len(state["envs"]) == base.num_envs:
+        reasons = [
+            call_in_envs(base, _set_layers, of_env, indices=index)[0] for index, of_env in enumerate(state["envs"])
+        ]
+    elif isinstance(base, DummyVecEnv):
+        reasons = [_set_layers(base.envs[0], *state["envs"], *base.envs[1:])]
+    else:
+        reasons = ["the environments were in one process, and now each has its own"]
+    if any(reasons):
+        raise EnvStateError(next(filter(None, reasons)))
     base._seeds, base._options = list(state["seeds"]), list(state["options"])
 
 
@@ -273,28 +280,31 @@ def call_in_envs(env: VecEnv, function: Callable[..., Any], *args: Any, **kwargs
     return list(env.env_method(_Method(function), *args, **kwargs))
 
 
-def _get_layers(env: Any) -> tuple[bytes | None, str]:
+def _get_layers(*envs: Any) -> tuple[bytes | None, str]:
     """
-    :return: the state of an environment with its wrappers, and its source; or None and why it cannot be had. An
-        exception would end the process of the environment.
+    :return: the state of environments of one process with their wrappers, and its source; or None and why it cannot be
+        had. An exception would end the process of the environment.
     """
     try:
-        layers = _layers(env)
+        layers = [layer for env in envs for layer in _layers(env)]
         own = [_has_own_state(layer) for layer in layers]
         states = [layer.get_state() if has else _attributes(layer) for layer, has in zip(layers, own, strict=True)]
         names = [type(layer).__qualname__ for layer in layers]
         files = [_log_file(layer) for layer in layers]
         return _pickled([names, states, files], layers), "get_state" if own[-1] else "attributes"
     except Exception as error:
-        return None, f"{_reason(error)} (environment {type(env.unwrapped).__name__})"
+        return None, f"{_reason(error)} (environment {type(envs[0].unwrapped).__name__})"
 
 
-def _set_layers(env: Any, state: bytes) -> str:
+def _set_layers(env: Any, state: bytes, *others: Any) -> str:
     """
+    :param env: the first environment of those whose state it is
+    :param state: what :func:`_get_layers` returned
+    :param others: the other ones
     :return: why the state cannot be set; empty if it is set
     """
     try:
-        layers = _layers(env)
+        layers = [layer for each in (env, *others) for layer in _layers(each)]
         names, states, files = _unpickled(state, layers)
         if names != [type(layer).__qualname__ for layer in layers]:
             return f"the environment was {' of '.join(names)}, and now it is another"

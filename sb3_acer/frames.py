@@ -82,6 +82,7 @@ def find_frame_stack(env: VecEnv) -> int:
         layer = layer.venv
     if hasattr(layer, "frame_stack"):
         return int(layer.frame_stack)
-    if all(env.env_is_wrapped(FrameStackObservation)):
-        return int(env.get_attr("stack_size")[0])
-    return 1
+    try:
+        return int(env.get_attr("stack_size")[0]) if all(env.env_is_wrapped(FrameStackObservation)) else 1
+    except (NotImplementedError, AttributeError):  # of vectorised environments that do not tell
+        return 1

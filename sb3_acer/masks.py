@@ -29,7 +29,7 @@ def has_masks(env: VecEnv) -> bool:
     """
     try:
         supported = is_masking_supported(env)
-    except NotImplementedError:  # of vectorised environments that tell no attributes
+    except (NotImplementedError, AttributeError):  # of vectorised environments that tell no attributes
         return False
     if supported and isinstance(env.unwrapped, (DummyVecEnv, SubprocVecEnv)):
         call_in_envs(env, _keep_final_masks)

@@ -1,7 +1,7 @@
 """Fully connected networks: the modules that hold their layers, and how an update runs them in few operations."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch as th
@@ -35,6 +35,13 @@ class Activation(NamedTuple):
     """gradient with respect to the input, from the gradient with respect to the output and the output"""
     of_array: Callable[[np.ndarray], np.ndarray]
     """in place"""
+
+    def __reduce__(self) -> Any:  # its functions cannot be pickled
+        return _activation, (next(module for module, own in ACTIVATIONS.items() if own is self),)
+
+
+def _activation(module: type[nn.Module]) -> Activation:
+    return ACTIVATIONS[module]
 
 
 ACTIVATIONS: dict[type[nn.Module], Activation] = {
@@ -70,6 +77,9 @@ class Chain:
         """None for a chain that autograd has to differentiate"""
         self._places: list[int] = []
         self._arrays: list[tuple[np.ndarray, np.ndarray | None, Activation | None]] = []  # the layers' own memory
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_places": [], "_arrays": []}
 
     def __call__(self, input: th.Tensor) -> th.Tensor:
         if self.layers is None:

@@ -101,6 +101,23 @@ class FlatParameters:
             if vector.grad is not None:
                 for index, view in zip(group, self._split(vector.grad, group), strict=True):
                     self._gradients[index] = self.parameters[index].grad = view
+        self._places = [parameter.data_ptr() for parameter in self.parameters]
+
+    def keep_attached(self) -> None:
+        """Make the views anew if something has given parameters other memory: ``weight.data = values``, say."""
+        if [parameter.data_ptr() for parameter in self.parameters] != self._places:
+            self.attach()
+
+    def require_own(self) -> None:
+        """
+        :raises ValueError: if the module's parameters are others by now, which no update would change
+        """
+        present = list(self._module.parameters())
+        if list(map(id, present)) != list(map(id, self.parameters)):
+            raise ValueError(
+                "policy must keep the parameters that it was built with, into which load_state_dict copies values, got "
+                f"{len(present)} parameters in place of these {len(self.parameters)}"
+            )
 
     def without_gradients(self) -> None:
         """Neither the vectors nor the parameters get gradients: for an average."""
@@ -146,10 +163,19 @@ class FlatParameters:
         if optimizer_class is RMSpropTFLike and not {"momentum", "centered", "weight_decay"} & set(kwargs):
             optimizer_class = FlatRMSProp
         optimizer = optimizer_class(learnt, lr=lr, **kwargs)
-        optimizer.zero_grad = self.zero_grad  # type: ignore[method-assign]
-        optimizer.register_step_pre_hook(self._before_step)
-        optimizer.register_step_post_hook(self._after_step)
+        self.connect(optimizer)
         return optimizer
+
+    def connect(self, optimizer: th.optim.Optimizer) -> None:
+        """
+        Let an optimiser of the vectors know the single parameters. Copies of an optimiser do not.
+
+        :param optimizer: of the vectors, or of the single parameters, for which there is nothing to do
+        """
+        if any(parameter is vector for parameter in optimizer.param_groups[0]["params"] for vector in self.vectors):
+            optimizer.zero_grad = self.zero_grad  # type: ignore[method-assign]
+            optimizer.register_step_pre_hook(self._before_step)
+            optimizer.register_step_post_hook(self._after_step)
 
     def _before_step(self, *_: Any) -> None:
         """Collect the gradients, and remember the parameters that are frozen by now."""

@@ -315,6 +315,11 @@ class ACERPolicy(PredictionInterface):
             self._acts_on_arrays = self._can_act_on_arrays()
         return self
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        if "optimizer" in state:  # an average policy has none
+            self.flat.connect(self.optimizer)
+
     def _can_act_on_arrays(self) -> bool:
         """Whether :meth:`step` is nothing but a chain of layers on the CPU."""
         weight, own = self.pi_head.weight, type(self)

@@ -58,6 +58,11 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         own = ["_resumed", "_checkpoints", "_next_checkpoint", "_callback", "_attributes_at_start"]
         return [*super()._excluded_save_params(), *own]
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what only a call of ``learn`` needs: callbacks refer to what cannot be copied."""
+        of_call = ("_callback", "_attributes_at_start", "_finite_env")
+        return {name: value for name, value in vars(self).items() if name not in of_call}
+
     def save_checkpoint(self, folder: str | Path, keep: int = 2, *, with_env: bool = True) -> Path:
         """
         Save training with everything that it depends on: the agent with its generators, the replay buffer with the
@@ -205,7 +210,7 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         if self._resumed is not None and self.num_timesteps >= self._num_timesteps_at_start + total_timesteps:
             warnings.warn(
                 f"there is nothing left to train: the checkpoint has this run of {total_timesteps} steps at step "
-                f"{self.num_timesteps}. For another run call learn again, with another folder as checkpoint if any",
+                f"{self.num_timesteps}. A longer run needs more steps, another run another folder",
                 stacklevel=3,
             )
         try:
@@ -341,7 +346,8 @@ class ResumableAlgorithm(DataParallelAlgorithm):
             counters = next((pair for pair in saved if pair[0] == type(callback).__qualname__), None)
             if counters is not None:
                 saved.remove(counters)
-                vars(callback).update({name: pickle.loads(value) for name, value in counters[1].items()})
+                for name, value in counters[1].items():
+                    vars(callback)[name] = _put_back(vars(callback).get(name), pickle.loads(value))
         for env, state in zip(_callback_envs(callbacks), resumed["callback_envs"], strict=False):
             try:
                 set_env_state(env, state)
@@ -430,6 +436,15 @@ def _plain_attributes(callback: BaseCallback) -> dict[str, bytes]:
     """Those with plain values, pickled."""
     values = {name: value for name, value in vars(callback).items() if name not in _OF_THE_CALL}
     return {name: pickle.dumps(value) for name, value in values.items() if _is_plain(value)}
+
+
+def _put_back(present: Any, saved: Any) -> Any:
+    """The saved value; in the present list, dict, set or deque if there is one, which the program may hold as well."""
+    if type(present) is not type(saved) or not isinstance(present, (list, dict, set, deque)):
+        return saved
+    present.clear()
+    (present.extend if isinstance(present, (list, deque)) else present.update)(saved)
+    return present
 
 
 def _with_names(value: Any) -> Any:

@@ -170,6 +170,7 @@ class RolloutAlgorithm(OffPolicyAlgorithm):
         progress_bar: bool = False,
     ) -> tuple[int, BaseCallback]:
         assert self.env is not None
+        self.policy.flat.require_own()
         self.replay_buffer.expect_frame_stack(find_frame_stack(self.env))
         normalize = self._vec_normalize_env
         self._observes_normalized = normalize is not None and normalize.observation_space == self.observation_space
@@ -285,6 +286,7 @@ class RolloutAlgorithm(OffPolicyAlgorithm):
 def _set_row(observations: Any, env: int, row: Any) -> None:
     if isinstance(observations, dict):
         for key, part in observations.items():
-            part[env] = row[key]
+            _set_row(part, env, row[key])
     else:
-        observations[env] = row
+        # VecNormalize and back, an integer 30 may be 29.9999.
+        observations[env] = np.rint(row) if observations.dtype.kind in "iu" else row

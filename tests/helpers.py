@@ -61,6 +61,22 @@ class Recorder(gym.Env[Any, Any]):
         return observation, reward, over, False, {}
 
 
+class Integers(gym.Env[Any, Any]):
+    """Counts from a random number; episodes of five steps, ended by a time limit."""
+
+    observation_space = spaces.Box(0, 100, (1,), np.int64)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.n_steps, self.count = 0, int(self.np_random.integers(30))
+        return np.array([self.count]), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.n_steps, self.count = self.n_steps + 1, self.count + 1
+        return np.array([self.count]), 1.0, False, self.n_steps == 5, {}
+
+
 class Recall(gym.Env[Any, Any]):
     """
     A cue in the first observation, nothing to see for `length` steps, then the question: a reward of 1 for the cue, of

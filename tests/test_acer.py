@@ -2,11 +2,14 @@
 
 import gc
 import inspect
+import pickle
 import re
+from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -29,13 +32,15 @@ from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.utils import ConstantSchedule
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecFrameStack, VecNormalize
+from torch import nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from sb3_acer import ACER, SequenceReplayBuffer
 from sb3_acer.arguments import OTHER_NAMES
 from sb3_acer.buffer import SequenceBatch
 from sb3_acer.recurrent import LSTM
 from sb3_acer.update import Update, metrics
-from tests.helpers import Catch, Constant, Recall, Recorder, TMaze
+from tests.helpers import Catch, Constant, Integers, Recall, Recorder, TMaze
 
 SMALL: dict[str, Any] = {
     "n_steps": 5,
@@ -384,6 +389,61 @@ def test_environments_in_processes_of_their_own_give_the_same_agent() -> None:
     assert th.equal(*agents)
 
 
+def set_data(policy: nn.Module) -> None:
+    for parameter in policy.parameters():
+        parameter.data = parameter.data + 0.01
+
+
+def set_vector(policy: nn.Module) -> None:
+    vector_to_parameters(parameters_to_vector(policy.parameters()).detach() + 0.01, policy.parameters())
+
+
+@pytest.mark.parametrize("give", [set_data, set_vector])
+def test_parameters_that_were_given_other_memory_are_learnt(give: Callable[[nn.Module], None]) -> None:
+    model = small().learn(40)
+    give(model.policy)
+    before = [parameter.detach().clone() for parameter in model.policy.parameters()]
+    model.learn(40)
+    assert all(not th.equal(*pair) for pair in zip(before, model.policy.parameters(), strict=True))
+
+
+def test_parameters_that_were_replaced_are_refused() -> None:
+    model = small().learn(40)
+    model.policy.pi_head = nn.Linear(64, 2)
+    with pytest.raises(ValueError, match="policy must keep the parameters that it was built with"):
+        model.learn(40)
+
+
+@pytest.mark.parametrize("copied", [deepcopy, lambda model: pickle.loads(cloudpickle.dumps(model))])
+def test_a_copy_of_an_agent_learns_on_as_it_does(copied: Callable[[ACER], ACER]) -> None:
+    model = small(make_vec_env("CartPole-v1", n_envs=2, seed=0)).learn(80)
+    model.set_env(make_vec_env("CartPole-v1", n_envs=2, seed=1))
+    other = copied(model)
+    for each in (model, other):
+        each.learn(200)
+    assert th.equal(flat(model), flat(other))
+    assert th.equal(flat_average(model), flat_average(other))
+
+
+@pytest.mark.parametrize("activation_fn", [nn.Tanh, nn.ReLU, nn.ELU])
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
+def test_a_policy_is_pickled(env_id: str, activation_fn: type[nn.Module]) -> None:
+    policy = small(env_id, policy_kwargs={"activation_fn": activation_fn}).policy
+    other = pickle.loads(pickle.dumps(policy))
+    observations = np.stack([policy.observation_space.sample() for _ in range(5)])
+    ours, theirs = (each.predict(observations, deterministic=True)[0] for each in (policy, other))
+    np.testing.assert_array_equal(ours, theirs)
+
+
+def test_parameters_that_are_frozen_in_a_copy_stay() -> None:
+    model = small(policy_kwargs={"optimizer_class": th.optim.AdamW}).learn(40)
+    other = deepcopy(model)
+    other.policy.pi_head.requires_grad_(False)
+    before = other.policy.pi_head.weight.clone()
+    other.learn(80)
+    assert th.equal(other.policy.pi_head.weight, before)
+
+
 @with_and_without_recurrence
 def test_save_and_load_restore_all_that_training_uses(recurrence: dict[str, Any], tmp_path: Path) -> None:
     arguments = {
@@ -553,6 +613,17 @@ def test_observations_and_rewards_are_stored_raw_and_normalised_when_sampled() -
     assert isinstance(expected, np.ndarray)
     np.testing.assert_allclose(normalised.observations.numpy(), expected, rtol=1e-6)
     np.testing.assert_allclose(normalised.rewards.numpy(), env.normalize_reward(raw.rewards.numpy()), rtol=1e-6)
+
+
+def test_final_observations_that_are_integers_come_whole_out_of_their_normalisation() -> None:
+    model = small(VecNormalize(make_vec_env(Integers, n_envs=2, seed=0))).learn(600)
+    found = [model.replay_buffer.gather(np.full(2, slot), np.arange(2)) for slot in range(model.replay_buffer.pos)]
+    ends: list[Any] = [
+        (th.as_tensor(batch.observations).flatten(0, 1)[batch.final_steps], batch.final_observations) for batch in found
+    ]
+    assert sum(len(last) for last, _ in ends) > 50
+    for last, final in ends:
+        assert (final == last + 1).all()
 
 
 def test_the_callers_arguments_are_not_changed() -> None:
@@ -762,6 +833,14 @@ def test_replay_that_can_never_start_gives_a_warning() -> None:
     ) as warned:
         model.learn(10)
     assert len(warned) == 1
+
+
+def test_replay_that_a_loaded_buffer_is_too_small_for_gives_a_warning(tmp_path: Path) -> None:
+    small(buffer_size=20).learn(40).save_replay_buffer(tmp_path / "buffer")
+    model = small(buffer_size=500, replay_start=30)
+    model.load_replay_buffer(tmp_path / "buffer")
+    with pytest.warns(UserWarning, match="replay_start=30 is more than the 20 steps that a buffer of buffer_size=20"):
+        model.learn(10)
 
 
 @pytest.mark.parametrize("value", [np.nan, -np.inf])

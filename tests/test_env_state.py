@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from gymnasium.utils import EzPickle
 from stable_baselines3.common.env_util import make_atari_env, make_vec_env
-from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecFrameStack, VecMonitor, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecFrameStack, VecMonitor, VecNormalize
 
 from sb3_acer import ACER
 from sb3_acer.env_state import EnvStateError, get_env_state, set_env_state
@@ -236,3 +236,39 @@ def test_an_error_of_an_environment_in_this_process_is_its_own() -> None:
     env.set_attr("step", refuse)
     with pytest.raises(ConnectionRefusedError, match=r"^no simulator$"):
         ACER("MlpPolicy", env, device="cpu").learn(10)
+
+
+class Drawing(gym.Env[Any, Any]):
+    """Observes a number of a generator, which may be that of other environments too."""
+
+    observation_space = gym.spaces.Box(0, 1, (1,))
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, generator: np.random.Generator) -> None:
+        self.generator = generator
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        return self.generator.random(1, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return self.generator.random(1, np.float32), 0.0, False, False, {}
+
+
+def test_what_environments_of_one_process_share_they_go_on_sharing() -> None:
+    def make() -> VecEnv:
+        generator = np.random.default_rng(5)
+        return DummyVecEnv([lambda: Drawing(generator)] * 3)
+
+    assert require_that_another_goes_on(make) == "attributes"
+
+
+def test_the_state_of_environments_of_one_process_and_of_several() -> None:
+    several = make_vec_env("CartPole-v1", 2, seed=3, **FORKED)
+    one, other = make_vec_env("CartPole-v1", 2), make_vec_env("CartPole-v1", 2, seed=4)
+    several.reset()
+    set_env_state(one, get_env_state(several))
+    require_same(played(one, 130, 4), played(several, 130, 4))
+    other.reset()
+    with pytest.raises(EnvStateError, match="the environments were in one process, and now each has its own"):
+        set_env_state(several, get_env_state(other))
+    several.close()

@@ -16,6 +16,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecFrameStack,
 
 from sb3_acer import ACER, SequenceReplayBuffer
 from sb3_acer.buffer import SequenceBatch
+from sb3_acer.frames import find_frame_stack
+from tests.helpers import Recorder
 
 ACTIONS = spaces.Discrete(3)
 EMPTY: dict[str, Any] = {}
@@ -367,3 +369,23 @@ def test_a_file_that_ends_too_soon_is_an_error() -> None:
     frames.write(file)
     with pytest.raises(ValueError, match="the replay buffer must be a whole file"):
         SequenceReplayBuffer.read(io.BytesIO(file.getvalue()[:-5]), frames.observation_space, frames.action_space)
+
+
+class Refusing(DummyVecEnv):
+    def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> list[bool]:
+        raise NotImplementedError
+
+
+class Lacking(DummyVecEnv):
+    def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> list[bool]:
+        raise AttributeError
+
+    def has_attr(self, attr_name: str) -> bool:
+        raise AttributeError
+
+
+@pytest.mark.parametrize("vec_env", [Refusing, Lacking])
+def test_an_environment_that_does_not_tell_its_wrappers_is_learnt(vec_env: type[DummyVecEnv]) -> None:
+    env = vec_env([Recorder])
+    assert find_frame_stack(env) == 1
+    ACER("MlpPolicy", env, n_steps=5, device="cpu").learn(10)

@@ -333,7 +333,9 @@ def test_a_finished_run_is_not_trained_again_and_says_so(tmp_path: Path) -> None
 def test_a_loaded_checkpoint_of_a_whole_call_says_that_nothing_is_left(tmp_path: Path) -> None:
     ACER("MlpPolicy", "CartPole-v1", **SMALL).learn(64).save_checkpoint(tmp_path)
     model = ACER.load_checkpoint(tmp_path, gym.make("CartPole-v1"))
-    with pytest.warns(UserWarning, match="there is nothing left to train: .* at step 64. For another run call learn"):
+    with pytest.warns(
+        UserWarning, match="there is nothing left to train: .* at step 64. A longer run needs more steps"
+    ):
         model.learn(64, reset_num_timesteps=False)
     assert model.learn(64, reset_num_timesteps=False).num_timesteps == 128
 
@@ -388,3 +390,26 @@ def test_training_continues_with_vec_normalize_or_without_it_as_it_began(
     rule = "must be wrapped in" if normalized_first else "must not be wrapped in"
     with pytest.raises(ValueError, match=f"env {rule} VecNormalize: the environment had the wrappers"):
         ACER("MlpPolicy", env(not normalized_first), **SMALL).learn(128, checkpoint=tmp_path)
+
+
+class Collect(BaseCallback):
+    """Collects in a list and a dict that the program holds too."""
+
+    def __init__(self, seen: list[int], last: dict[str, int]) -> None:
+        super().__init__()
+        self.seen, self.last = seen, last
+
+    def _on_step(self) -> bool:
+        self.seen.append(self.num_timesteps)
+        self.last["step"] = self.num_timesteps
+        return True
+
+
+def test_what_a_callback_has_collected_stays_where_the_program_sees_it(tmp_path: Path) -> None:
+    with pytest.raises(Killed):
+        make_model().learn(300, [Collect([], {}), KillAt(201)], checkpoint=tmp_path, checkpoint_freq=64)
+    seen: list[int] = []
+    last: dict[str, int] = {}
+    make_model().learn(300, Collect(seen, last), checkpoint=tmp_path)
+    assert seen == list(range(2, 306, 2))
+    assert last == {"step": 304}

@@ -132,7 +132,11 @@ def _play(model: BaseAlgorithm | Callable[[Any], Any], env: GymEnv, keep: Callab
         ends, final = bool(starts[0]), None
         if ends:
             final = infos[0]["terminal_observation"]
-            final = keep(final if normalize is None else normalize.unnormalize_obs(final))
+            if normalize is not None:
+                final = np.asarray(normalize.unnormalize_obs(final))
+                if original.dtype.kind in "iu":  # VecNormalize and back, an integer 30 may be 29.9999
+                    final = np.rint(final).astype(original.dtype)
+            final = keep(final)
         reward = (rewards if normalize is None else normalize.get_original_reward())[0]
         truncated = ends and infos[0].get("TimeLimit.truncated", False)
         step = _Step(observation, np.array(actions[0]), float(reward), ends, truncated, final, None, None)

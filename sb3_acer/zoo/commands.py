@@ -137,6 +137,8 @@ def train_on_rank(arguments: list[str]) -> None:
         own, rest = parser.parse_known_args([*json.loads((resumed / ARGUMENTS).read_text()), *arguments])
     if own.checkpoint_freq is not None and own.checkpoint_freq < 1:
         parser.error(f"--checkpoint-freq must be at least 1, got {own.checkpoint_freq}")
+    if own.checkpoint_freq is not None and (algo := experiment_of(rest)[0]) != "acer":
+        parser.error(f"--checkpoint-freq must be left out for --algo {algo}: only acer has checkpoints")
     with patch.multiple(Experiment, checkpoint_freq=own.checkpoint_freq, arguments=rest, resumed=resumed):
         run_training("train", rest)
 

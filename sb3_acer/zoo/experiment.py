@@ -218,7 +218,8 @@ class Experiment(ExperimentManager):
             self.evaluate(model, agent)
         own = [f" --gym-packages {' '.join(self.args.gym_packages)}"] if getattr(self.args, "gym_packages", []) else []
         watch = command("enjoy", self.algo, self.env_name.gym_id, self.log_folder)
-        print("".join([f"To watch the agent: {watch}", *own]))
+        if not getattr(self.args, "uuid", False):  # enjoy finds runs by their numbers
+            print("".join([f"To watch the agent: {watch}", *own]))
 
     def evaluate(self, model: BaseAlgorithm, agent: str) -> None:
         self.verbose = 0

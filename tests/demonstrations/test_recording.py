@@ -15,7 +15,7 @@ from sb3_acer.demonstrations import cloning, dataset, recording
 from sb3_acer.demonstrations.dataset import ExpertDataset
 from sb3_acer.demonstrations.recording import generate_expert_traj
 from tests.demonstrations.conftest import SPACES, Shows, an_agent, old_arrays, quiet, save
-from tests.helpers import Constant, Recorder
+from tests.helpers import Constant, Integers, Recorder
 
 
 class Watcher:
@@ -53,6 +53,13 @@ def test_observations_rewards_and_ends_are_the_environments_own_where_the_expert
     np.testing.assert_array_equal(arrays["episode_returns"], [10, 26])
     np.testing.assert_array_equal(np.flatnonzero(arrays["episode_starts"]), [0, 4])
     np.testing.assert_allclose(arrays["final_obs"], [(4, 4), (4, 8)], rtol=1e-5)
+
+
+def test_a_final_observation_of_integers_comes_whole_out_of_its_normalisation() -> None:
+    env = VecNormalize(make_vec_env(Integers, 1, seed=0))
+    arrays = generate_expert_traj(an_agent(env), n_episodes=20)
+    ends = np.roll(arrays["episode_starts"], -1)
+    np.testing.assert_array_equal(arrays["final_obs"], arrays["obs"][ends] + 1)
 
 
 @pytest.mark.parametrize("terminates", [True, False])

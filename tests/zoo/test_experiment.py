@@ -358,3 +358,15 @@ def test_what_cannot_be_resumed_is_one_line(shell: Path) -> None:
         commands.main(["train", "--resume", "--env", "Acrobot-v1"])
     with pytest.raises(SystemExit, match="2"):
         commands.main(["train", "--checkpoint-freq", "0"])
+
+
+def test_checkpoints_are_for_acer_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        commands.main(["train", "--algo", "ppo", "--checkpoint-freq", "100"])
+    assert "--checkpoint-freq must be left out for --algo ppo: only acer has checkpoints" in capsys.readouterr().err
+
+
+def test_a_run_without_a_number_names_no_command_that_would_find_another(shell: Path) -> None:
+    printed = sb3_acer("train", *SHORT_RUN, "n_envs:2", "--eval-freq", "-1", "--uuid", cwd=shell)
+    assert "Agent: " in printed
+    assert "To watch the agent" not in printed
