@@ -333,9 +333,7 @@ def test_a_finished_run_is_not_trained_again_and_says_so(tmp_path: Path) -> None
 def test_a_loaded_checkpoint_of_a_whole_call_says_that_nothing_is_left(tmp_path: Path) -> None:
     ACER("MlpPolicy", "CartPole-v1", **SMALL).learn(64).save_checkpoint(tmp_path)
     model = ACER.load_checkpoint(tmp_path, gym.make("CartPole-v1"))
-    with pytest.warns(
-        UserWarning, match="there is nothing left to train: .* at step 64. A longer run needs more steps"
-    ):
+    with pytest.warns(UserWarning, match="nothing left to train: .* at step 64. A longer run needs more steps"):
         model.learn(64, reset_num_timesteps=False)
     assert model.learn(64, reset_num_timesteps=False).num_timesteps == 128
 
