@@ -28,7 +28,7 @@ from sb3_acer.zoo.registration import convert_acer_params, entry_of, nearest_tri
 from tests.zoo.conftest import HYPERPARAMS
 
 # Environments for the entries that are not named after one.
-STAND_INS = MappingProxyType({"default": "BipedalWalker-v3", "atari": "ALE/Pong-v5"})
+STAND_INS = MappingProxyType({"default": "BipedalWalkerHardcore-v3", "atari": "ALE/Pong-v5"})
 
 
 def new_study(seed: int, policy: str = "MlpPolicy") -> optuna.Study:
