@@ -233,7 +233,7 @@ def _set_base_state(base: Any, state: Any) -> None:
             call_in_envs(base, _set_layers, of_env, indices=index)[0] for index, of_env in enumerate(state["envs"])
         ]
     elif isinstance(base, DummyVecEnv):
-        reasons = [_set_layers(base.envs[0], *state["envs"], *base.envs[1:])]
+        reasons = [_set_layers(base.envs[0], state["envs"][0], *base.envs[1:])]
     else:
         reasons = ["the environments were in one process, and now each has its own"]
     if any(reasons):

@@ -151,7 +151,7 @@ def test_a_rank_that_is_killed_is_named_by_all_others(lost: int) -> None:
             assert " and rank" not in str(result)
 
 
-def test_a_rank_that_is_killed_on_another_machine_may_be_any_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_is_killed_on_another_machine_is_named_with_that_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distributed, "_here", lambda: (f"machine{max(dist.get_rank(), 1)}", ""))  # ranks 0 and 1 on one
     monkeypatch.setattr(distributed, "_SECONDS_TO_DIE", 0.2)
 
