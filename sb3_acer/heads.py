@@ -157,7 +157,7 @@ class DuelingHead(nn.Module):
         sampled = self.family.sample(stats[:n_rows], noise.transpose(0, 1))
         candidates, others = sampled[:n_samples], sampled[n_samples:]
         encoded = self.family.encode(th.cat((others, actions.unsqueeze(0), candidates))).to(outputs.dtype)
-        hidden = self.activation.function(F.linear(encoded, self.action.weight).add_(outputs[:n_rows, 1:]))
+        hidden = self.activation.overwriting(F.linear(encoded, self.action.weight).add_(outputs[:n_rows, 1:]))
         advantages = (hidden @ self.advantage.weight[0]).t()
         values = self.values(outputs, stats)
         q_values = dueling(values[:n_rows], advantages[:, n_samples:], advantages[:, :n_samples])

@@ -458,7 +458,8 @@ class ACERPolicy(PredictionInterface):
             if self.state_size:
                 no_steps = th.zeros(0, dtype=th.int64, device=ends.device)
                 latent = self.pi_recurrent.sequence(latent, self._split(states)[0], ends[:-1], no_steps)
-            stats = self._statistics(latent, None if masks is None else masks[:-1].flatten(0, 1))
+            outputs = self._pi_chain.without_gradients(latent)
+            stats = self.family.statistics(outputs, self.log_std, None if masks is None else masks[:-1].flatten(0, 1))
         return stats.view(*ends.shape, self.family.n_stats)
 
     def warm_up(self, observations: PyTorchObs, states: th.Tensor, ends: th.Tensor) -> th.Tensor:
