@@ -73,7 +73,8 @@ class ACER(StableBaselinesInterface):
     :param q_coef: weight of the critic's loss
     :param ent_coef: weight of the entropy bonus
     :param max_grad_norm: bound on the norm of all gradients together; None for no bound
-    :param learning_rate: initial learning rate, or a schedule as a function of the remaining progress (from 1 to 0)
+    :param learning_rate: initial learning rate, or a schedule as a function of the remaining progress (from 1 to 0);
+        SB3's ``ConstantSchedule``, which rl-zoo makes of a number, counts as the number
     :param lr_schedule: schedule of a learning rate that is a number: ``linear``, ``constant``, ``double_linear_con``,
         ``middle_drop`` or ``double_middle_drop``
     :param rprop_alpha: decay of RMSProp, the default optimiser except for recurrent policies (Adam), in [0, 1]
@@ -163,10 +164,8 @@ class ACER(StableBaselinesInterface):
         # First what the base class uses.
         policy_class = self._check_policy(policy)
         device = check_device("device", device)
-        policy_kwargs = deepcopy(check_kwargs("policy_kwargs", policy_kwargs))
-        if policy_class.default_optimizer(policy_kwargs) is not RMSpropTFLike:
-            # By name, as it is saved: agents that name no optimiser were saved when all had RMSProp.
-            policy_kwargs.setdefault("optimizer_class", policy_class.default_optimizer(policy_kwargs))
+        policy_kwargs = check_kwargs("policy_kwargs", policy_kwargs)
+        policy_kwargs = _with_optimizer(policy_class, policy_kwargs)
         verbose = check_integer("verbose", int(verbose) if isinstance(verbose, bool) else verbose, 0)
         super().__init__(
             policy_class,
@@ -297,7 +296,12 @@ class ACER(StableBaselinesInterface):
         del self.average_policy.optimizer
         self.train_freq = (self.n_steps, "step")
         self._convert_train_freq()
-        if self.replay_buffer is None:
+        if self.replay_buffer is not None:  # saved with the agent
+            of_buffer = self.replay_buffer.n_steps
+            require(of_buffer == self.n_steps, "n_steps", f"{of_buffer}, as in the saved replay buffer", self.n_steps)
+            if self.replay_buffer.n_envs != self.n_envs:
+                self.replay_buffer = self.replay_buffer.with_envs(self.n_envs)
+        else:
             self.replay_buffer = self.replay_buffer_class(
                 self.buffer_size,
                 self.observation_space,
@@ -352,8 +356,13 @@ class ACER(StableBaselinesInterface):
         for name, attribute in ATTRIBUTES.items():
             if name in kwargs:
                 kwargs[attribute] = kwargs.pop(name)
+        given = kwargs.pop("policy_kwargs", None)
         with opened(path, "zip") as file, named(path):
             model = super().load(file, env, device, custom_objects, print_system_info, force_reset, **kwargs)
+            if given is not None:
+                same = given, _with_optimizer(model.policy_class, check_kwargs("policy_kwargs", given))
+                rule = f"those of the saved agent, {model.policy_kwargs}"
+                require(model.policy_kwargs in same, "policy_kwargs", rule, given)
         # What the optimiser was saved with has replaced what it was built with.
         options = {"alpha": kwargs.get("rprop_alpha"), "eps": kwargs.get("rprop_epsilon")}
         if issubclass(model.policy.optimizer_class, RMSpropTFLike):
@@ -391,7 +400,7 @@ class ACER(StableBaselinesInterface):
         present step, and Monitor's files begin again unless ``override_existing`` is False.
 
         :param total_timesteps: number of steps of single environments
-        :param callback: called after each step of the vectorised environment
+        :param callback: called after each step of the vectorised environment; one that returns False ends training
         :param log_interval: rollouts (on-policy updates) between two logs; there is another one at the end. ``"auto"``:
             100 as in stable-baselines, in runs of less than 2,000 rollouts a twentieth of them, and logs after the
             first and the tenth rollout. None for no logs.
@@ -559,6 +568,13 @@ class ACER(StableBaselinesInterface):
                     f"{step} of a sequence from environment {update.batch.envs[sequence]}"
                 )
         return ""
+
+
+def _with_optimizer(policy_class: type[ACERPolicy], policy_kwargs: dict[str, Any]) -> dict[str, Any]:
+    """A copy that names the policy's default optimiser: agents that name none were saved when all had RMSProp."""
+    default = policy_class.default_optimizer(policy_kwargs)
+    named_by_default = {} if default is RMSpropTFLike else {"optimizer_class": default}
+    return {**named_by_default, **deepcopy(policy_kwargs)}
 
 
 def _set_num_threads(num_procs: Any, n_cpu_tf_sess: Any, stacklevel: int) -> None:

@@ -3,6 +3,7 @@
 import io
 import warnings
 from collections.abc import Iterable
+from copy import copy
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -162,6 +163,11 @@ class SequenceReplayBuffer(ReplayBuffer):
         """
         return (self.n_slots if self.full else self.pos) * self.n_steps
 
+    @property
+    def state_size(self) -> int | None:
+        """Width of the recurrent states (W); None before the first step."""
+        return None if self._ring is None else self._ring.states.shape[-1]
+
     def add(  # type: ignore[override]
         self,
         obs: NumpyObs,
@@ -314,20 +320,11 @@ class SequenceReplayBuffer(ReplayBuffer):
     def emptied(self: SelfBuffer, n_envs: int) -> SelfBuffer:
         """
         :param n_envs: number of environments
-        :return: an empty buffer with the other arguments of this one
+        :return: an empty buffer that is otherwise as this one: a copy after ``reset``, which a subclass may extend
         """
-        other = type(self)(
-            self.buffer_size,
-            self.observation_space,
-            self.action_space,
-            self.device,
-            n_envs,
-            handle_timeout_termination=self.handle_timeout_termination,
-            n_steps=self.n_steps,
-            frame_stack=self.frame_stack,
-            storage_device=self.storage_device,
-        )
-        other._stacks = self._stacks
+        other = copy(self)  # with the attributes of subclasses
+        other.n_envs = n_envs
+        other.reset()
         return other
 
     def add_rollouts(self: SelfBuffer, other: SelfBuffer, ages: Iterable[int]) -> None:

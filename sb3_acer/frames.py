@@ -80,9 +80,9 @@ def find_frame_stack(env: VecEnv) -> int:
         if isinstance(layer, VecFrameStack):
             return int(layer.stacked_obs.n_stack)
         layer = layer.venv
-    if hasattr(layer, "frame_stack"):
-        return int(layer.frame_stack)
     try:
+        if hasattr(layer, "frame_stack"):
+            return int(layer.frame_stack)
         return int(env.get_attr("stack_size")[0]) if all(env.env_is_wrapped(FrameStackObservation)) else 1
-    except (NotImplementedError, AttributeError):  # of vectorised environments that do not tell
+    except (NotImplementedError, AttributeError, TypeError):  # of vectorised environments that do not tell
         return 1

@@ -27,11 +27,12 @@ def has_masks(env: VecEnv) -> bool:
     :param env: a vectorised environment
     :return: whether it has masks; if so, it adds those of final observations to ``info`` from now on
     """
-    try:
-        supported = is_masking_supported(env)
-    except (NotImplementedError, AttributeError):  # of vectorised environments that tell no attributes
+    is_own = isinstance(env.unwrapped, (DummyVecEnv, SubprocVecEnv))
+    try:  # others than SB3's may have None for every attribute
+        supported = is_masking_supported(env) if is_own else all(map(callable, env.get_attr(EXPECTED_METHOD_NAME)))
+    except (NotImplementedError, AttributeError, TypeError):  # of vectorised environments that tell no attributes
         return False
-    if supported and isinstance(env.unwrapped, (DummyVecEnv, SubprocVecEnv)):
+    if supported and is_own:
         call_in_envs(env, _keep_final_masks)
     return supported
 

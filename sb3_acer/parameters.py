@@ -108,15 +108,23 @@ class FlatParameters:
         if [parameter.data_ptr() for parameter in self.parameters] != self._places:
             self.attach()
 
-    def require_own(self) -> None:
+    def require_own(self, optimizer: th.optim.Optimizer) -> None:
         """
-        :raises ValueError: if the module's parameters are others by now, which no update would change
+        :param optimizer: the module's
+        :raises ValueError: if the module's parameters are others by now, which no update would change, or the optimiser
+            is of others than the one that was made here, whose state could be saved and not loaded
         """
         present = list(self._module.parameters())
         if list(map(id, present)) != list(map(id, self.parameters)):
             raise ValueError(
                 "policy must keep the parameters that it was built with, into which load_state_dict copies values, got "
                 f"{len(present)} parameters in place of these {len(self.parameters)}"
+            )
+        held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        if list(map(id, held)) != list(map(id, self._optimized)):
+            raise ValueError(
+                "policy.optimizer must be the one that the policy was built with, of the policy_kwargs optimizer_class "
+                f"and optimizer_kwargs, got another {type(optimizer).__name__}"
             )
 
     def without_gradients(self) -> None:
@@ -155,9 +163,11 @@ class FlatParameters:
         :return: an optimiser of the vectors if it treats every number alike, else of the single parameters. Its
             ``zero_grad`` and ``step`` work as those of any optimiser, also if the gradients have been replaced.
         """
-        if optimizer_class not in ELEMENTWISE:
-            return optimizer_class([p for p in self.parameters if p.requires_grad], lr=lr, **kwargs)
-        learnt = [vector for vector in self.vectors if vector.requires_grad]
+        is_elementwise = optimizer_class in ELEMENTWISE
+        tensors = self.vectors if is_elementwise else self.parameters
+        self._optimized = learnt = [tensor for tensor in tensors if tensor.requires_grad]
+        if not is_elementwise:
+            return optimizer_class(learnt, lr=lr, **kwargs)
         if optimizer_class in FUSED and not {"fused", "foreach", "capturable", "differentiable"} & set(kwargs):
             kwargs = {**kwargs, "fused": all(vector.is_floating_point() for vector in learnt)}
         if optimizer_class is RMSpropTFLike and not {"momentum", "centered", "weight_decay"} & set(kwargs):

@@ -227,6 +227,8 @@ class ACERPolicy(PredictionInterface):
         :param space: the observation space
         :raises ValueError: if the default features extractor is not made for it
         """
+        for part in space.values() if isinstance(space, spaces.Dict) else [space]:
+            require(_is_basic(part), "observation_space", _BASIC, space)
         extractor, suffix = (
             cls.default_features_extractor,
             "Policy" if cls.default_recurrent is Identity else "LstmPolicy",
@@ -555,6 +557,18 @@ class ACERPolicy(PredictionInterface):
         rest = [pair for pair in found if pair is not None]
         if rest:
             th.autograd.backward([tensor for tensor, _ in rest], [gradient for _, gradient in rest])
+
+
+_BASIC = "Box, Discrete or one-dimensional MultiDiscrete that begin at 0, MultiBinary, or a Dict of these"
+
+
+def _is_basic(space: spaces.Space[Any]) -> bool:
+    """Whether SB3's preprocessing makes vectors or images of the observations."""
+    if isinstance(space, spaces.Discrete):
+        return bool(space.start == 0)
+    if isinstance(space, spaces.MultiDiscrete):
+        return len(space.shape) == 1 and not space.start.any()
+    return isinstance(space, (spaces.Box, spaces.MultiBinary)) and len(space.shape) > 0
 
 
 @cache

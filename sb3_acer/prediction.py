@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch as th
+from gymnasium import spaces
 from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import PyTorchObs
@@ -177,6 +178,8 @@ class PredictionInterface(BasePolicy, ABC):
         """The observations, on the policy's device, and whether they are of N environments."""
         try:
             observations, vectorized = self.obs_to_tensor(observation)
+            if isinstance(self.observation_space, spaces.Dict) and isinstance(observations, dict):
+                observations = {key: observations[key] for key in self.observation_space}
         except (ValueError, TypeError, AssertionError, AttributeError, KeyError) as error:
             raise ValueError(
                 f"observation must be of {self.observation_space}, got {observation!r}: {error}"

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch as th
 from stable_baselines3.common.buffers import ReplayBuffer
-from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.callbacks import BaseCallback, ConvertCallback
 from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.save_util import load_from_zip_file
@@ -34,6 +34,14 @@ class Generators(NamedTuple):
     candidates: np.random.Generator
     replay: np.random.Generator
     schedule: np.random.Generator
+
+
+class FunctionCallback(ConvertCallback):
+    """A function as callback. As in stable-baselines, training goes on if it returns nothing."""
+
+    def _on_step(self) -> bool:
+        goes_on: bool | None = super()._on_step()
+        return goes_on is None or goes_on
 
 
 class RolloutAlgorithm(OffPolicyAlgorithm):
@@ -68,10 +76,10 @@ class RolloutAlgorithm(OffPolicyAlgorithm):
         env = self._wrap_env(check_env(env), self.verbose)
         check_for_correct_spaces(env, self.observation_space, self.action_space)
         if env.num_envs != self.n_envs:
+            if self.replay_buffer is not None:
+                self.replay_buffer = self.replay_buffer.with_envs(env.num_envs)
             self.n_envs = env.num_envs
             force_reset = True
-            if self.replay_buffer is not None:
-                self.replay_buffer = self.replay_buffer.with_envs(self.n_envs)
         super().set_env(env, force_reset)
 
     def _excluded_save_params(self) -> list[str]:
@@ -145,7 +153,8 @@ class RolloutAlgorithm(OffPolicyAlgorithm):
 
         :param path: the file
         :param truncate_last_traj: whether to truncate the episodes that were under way; False to continue them
-        :raises ValueError: if the file is another one, or holds sequences of another length or of other spaces
+        :raises ValueError: if the file is another one, or holds sequences of another length, of other spaces or of
+            recurrent states of another width
         """
         check_boolean("truncate_last_traj", truncate_last_traj)
         with opened(path, "pkl") as file, named(path):
@@ -157,6 +166,8 @@ class RolloutAlgorithm(OffPolicyAlgorithm):
                 **{**self.replay_buffer_kwargs, "n_steps": self.n_steps},
             )
             require(loaded.n_steps == self.n_steps, "n_steps of the replay buffer", f"{self.n_steps}", loaded.n_steps)
+            fits = loaded.state_size in (None, self.policy.state_size)
+            require(fits, "recurrent states", f"of the policy's width {self.policy.state_size}", loaded.state_size)
         if truncate_last_traj:
             loaded.end_episodes()
         self.replay_buffer = loaded if loaded.n_envs == self.n_envs else loaded.with_envs(self.n_envs)
@@ -170,9 +181,11 @@ class RolloutAlgorithm(OffPolicyAlgorithm):
         progress_bar: bool = False,
     ) -> tuple[int, BaseCallback]:
         assert self.env is not None
-        self.policy.flat.require_own()
+        self.policy.flat.require_own(self.policy.optimizer)
         self.replay_buffer.expect_frame_stack(find_frame_stack(self.env))
         normalize = self._vec_normalize_env
+        if len(self._states) != self.n_envs:  # loaded with another number of environments
+            self._last_obs = None
         self._observes_normalized = normalize is not None and normalize.observation_space == self.observation_space
         self._finite_env = FiniteVecEnv(self.env, lambda: self.num_timesteps)
         resets = reset_num_timesteps or self._last_obs is None
@@ -190,6 +203,11 @@ class RolloutAlgorithm(OffPolicyAlgorithm):
             elif resets or self._masks is None:
                 self._masks = current_masks(self.env, self.policy.family, self.num_timesteps)
         return prepared
+
+    def _init_callback(self, callback: MaybeCallback, progress_bar: bool = False) -> BaseCallback:
+        if callback is not None and not isinstance(callback, (list, BaseCallback)):
+            callback = FunctionCallback(callback)
+        return super()._init_callback(callback, progress_bar)
 
     def collect_rollouts(
         self,

@@ -351,6 +351,11 @@ def test_a_callback_that_stops_in_mid_rollout_loses_no_step() -> None:
     np.testing.assert_array_equal(model.replay_buffer.latest().terminated[:, 0].numpy(), [0, 1, 0, 0, 0])
 
 
+@pytest.mark.parametrize(("answer", "n_steps"), [(None, 20), (True, 20), (False, 1), (np.False_, 1)])
+def test_a_function_as_callback_ends_training_by_false_alone(answer: Any, n_steps: int) -> None:
+    assert small().learn(20, lambda local_names, global_names: answer).num_timesteps == n_steps
+
+
 def test_a_reset_from_outside_truncates_the_episode_under_way() -> None:
     model = small(Recorder(), replay_ratio=0)
     model.learn(1000, StopAt(8))
@@ -412,6 +417,13 @@ def test_parameters_that_were_replaced_are_refused() -> None:
     model.policy.pi_head = nn.Linear(64, 2)
     with pytest.raises(ValueError, match="policy must keep the parameters that it was built with"):
         model.learn(40)
+
+
+def test_an_optimiser_that_was_replaced_is_refused() -> None:
+    model = small().learn(20)
+    model.policy.optimizer = th.optim.Adam(model.policy.parameters())
+    with pytest.raises(ValueError, match=r"policy\.optimizer must be the one .* got another Adam"):
+        model.learn(20)
 
 
 @pytest.mark.parametrize("copied", [deepcopy, lambda model: pickle.loads(cloudpickle.dumps(model))])
@@ -601,6 +613,59 @@ def test_a_buffer_of_another_sequence_length_is_refused_and_the_own_one_kept(tmp
     assert model.replay_buffer is mine
 
 
+@pytest.mark.parametrize(("own", "other"), [({}, RECURRENCES["LSTM"]), (RECURRENCES["LSTM"], {})])
+def test_a_buffer_of_other_recurrent_states_is_refused_and_the_own_one_kept(
+    own: dict[str, Any], other: dict[str, Any], tmp_path: Path
+) -> None:
+    trained(**other).save_replay_buffer(tmp_path / "buffer")
+    model = trained(**own)
+    mine = model.replay_buffer
+    with pytest.raises(ValueError, match="recurrent states must be of the policy's width"):
+        model.load_replay_buffer(tmp_path / "buffer")
+    assert model.replay_buffer is mine
+    model.learn(40)
+
+
+class Labelled(SequenceReplayBuffer):
+    """With an argument of its own."""
+
+    def __init__(self, *args: Any, label: str, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.label = label
+
+
+def test_a_buffer_for_another_number_of_environments_keeps_the_arguments_of_its_class(tmp_path: Path) -> None:
+    kwargs = {"label": "mine", "optimize_memory_usage": True}
+    model = trained(replay_buffer_class=Labelled, replay_buffer_kwargs=kwargs)
+    model.save_replay_buffer(tmp_path / "buffer")
+    for change in (model.set_env, lambda env: model.load_replay_buffer(tmp_path / "buffer")):
+        change(make_vec_env("CartPole-v1", n_envs=3))
+        assert isinstance(model.replay_buffer, Labelled)
+        assert (model.replay_buffer.label, model.replay_buffer.optimize_memory_usage) == ("mine", True)
+        assert (model.replay_buffer.n_envs, model.replay_buffer.size()) == (3, 30)
+
+
+def test_an_agent_that_was_saved_with_its_buffer_learns_on_with_another_number_of_environments(tmp_path: Path) -> None:
+    model = trained()
+    model.save(tmp_path / "agent", include=["replay_buffer"])
+    three = make_vec_env("CartPole-v1", n_envs=3)
+    loaded = ACER.load(tmp_path / "agent", env=three, force_reset=False)
+    assert (loaded.replay_buffer.n_envs, loaded.replay_buffer.size()) == (3, 30)
+    loaded.learn(60, reset_num_timesteps=False)
+    with pytest.raises(ValueError, match="n_steps must be 5, as in the saved replay buffer, got 7"):
+        ACER.load(tmp_path / "agent", n_steps=7)
+
+
+@with_and_without_recurrence
+def test_policy_kwargs_may_be_given_again_to_load_but_not_others(recurrence: dict[str, Any], tmp_path: Path) -> None:
+    model = small(**recurrence)
+    given = {**SMALL, **recurrence}["policy_kwargs"]
+    model.save(tmp_path / "agent")
+    assert ACER.load(tmp_path / "agent", policy_kwargs=given).policy_kwargs == model.policy_kwargs
+    with pytest.raises(ValueError, match=r"must be those of the saved agent, .* got \{.net_arch.: \[9\]\}"):
+        ACER.load(tmp_path / "agent", policy_kwargs={"net_arch": [9]})
+
+
 def test_observations_and_rewards_are_stored_raw_and_normalised_when_sampled() -> None:
     env = VecNormalize(make_vec_env(Recorder, n_envs=2))
     model = small(env)
@@ -758,6 +823,34 @@ def test_observations_that_are_no_dict_need_another_policy(policy: str, fitting:
         small(FakeImageEnv(), policy)
     with pytest.raises(ValueError, match="policy must fit the observations, got CnnPolicy: You should use NatureCNN"):
         small("CartPole-v1", "CnnPolicy")
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Discrete(4, start=1),
+        spaces.MultiDiscrete([2, 3], start=[0, 1]),
+        spaces.MultiDiscrete(np.array([[2, 3]])),
+        spaces.Box(0, 1, ()),
+        spaces.Tuple([spaces.Discrete(2)]),
+        spaces.Dict(part=spaces.Discrete(4, start=1)),
+    ],
+    ids=str,
+)
+def test_observations_that_cannot_be_made_vectors_are_refused(space: spaces.Space[Any]) -> None:
+    env = IdentityEnv(2)
+    env.observation_space = space
+    policy = "MultiInputPolicy" if isinstance(space, spaces.Dict) else "MlpPolicy"
+    with pytest.raises(
+        ValueError, match="observation_space must be Box, Discrete or one-dimensional MultiDiscrete that"
+    ):
+        small(env, policy)
+
+
+def test_a_dict_that_lacks_a_part_of_the_observation_is_refused() -> None:
+    model = small(in_a_dict(), "MultiInputPolicy")
+    with pytest.raises(ValueError, match="observation must be of Dict"):
+        model.predict({})
 
 
 def test_images_in_place_of_vectors_warn() -> None:

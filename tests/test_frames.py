@@ -2,6 +2,7 @@
 
 import io
 import pickle
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -384,8 +385,41 @@ class Lacking(DummyVecEnv):
         raise AttributeError
 
 
-@pytest.mark.parametrize("vec_env", [Refusing, Lacking])
-def test_an_environment_that_does_not_tell_its_wrappers_is_learnt(vec_env: type[DummyVecEnv]) -> None:
+class Shrugging(VecEnv):
+    """A vectorised environment of one's own making, with None for whatever it is asked."""
+
+    frame_stack = None
+
+    def __init__(self, env_fns: list[Any]) -> None:
+        self.venv = DummyVecEnv(env_fns)
+        super().__init__(1, self.venv.observation_space, self.venv.action_space)
+
+    def reset(self) -> Any:
+        return self.venv.reset()
+
+    def step_async(self, actions: np.ndarray) -> None:
+        self.venv.step_async(actions)
+
+    def step_wait(self) -> Any:
+        return self.venv.step_wait()
+
+    def close(self) -> None:
+        self.venv.close()
+
+    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
+        return [None]
+
+    def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None: ...
+
+    def env_method(self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any) -> list[Any]:
+        return [None]
+
+    def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> Any:
+        return False
+
+
+@pytest.mark.parametrize("vec_env", [Refusing, Lacking, Shrugging])
+def test_an_environment_that_does_not_tell_its_wrappers_is_learnt(vec_env: Callable[[list[Any]], VecEnv]) -> None:
     env = vec_env([Recorder])
     assert find_frame_stack(env) == 1
     ACER("MlpPolicy", env, n_steps=5, device="cpu").learn(10)
