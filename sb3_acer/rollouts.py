@@ -14,7 +14,7 @@ from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.save_util import load_from_zip_file
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, RolloutReturn, TrainFreq
 from stable_baselines3.common.utils import check_for_correct_spaces
-from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
 
 from sb3_acer.arguments import check_env
 from sb3_acer.buffer import SequenceReplayBuffer
@@ -186,7 +186,7 @@ class RolloutAlgorithm(OffPolicyAlgorithm):
         normalize = self._vec_normalize_env
         if len(self._states) != self.n_envs:  # loaded with another number of environments
             self._last_obs = None
-        self._observes_normalized = normalize is not None and normalize.observation_space == self.observation_space
+        self._observes_normalized = normalize_of_policy(self.env) is not None
         self._finite_env = FiniteVecEnv(self.env, lambda: self.num_timesteps)
         resets = reset_num_timesteps or self._last_obs is None
         with self._reset_next_after_an_error(), kept_if_refused(normalize):
@@ -299,6 +299,16 @@ class RolloutAlgorithm(OffPolicyAlgorithm):
             # A new array: a view of the policy's output would keep the memory of all earlier steps alive.
             self._states = np.where(dones[:, None], np.float32(0), self._states_after)
         self._episode_starts = dones
+
+
+def normalize_of_policy(env: VecEnv | None) -> VecNormalize | None:
+    """
+    :param env: an agent's environment
+    :return: its VecNormalize if the policy gets the observations that this one makes. None if there is none, and if
+        wrappers around it change them, as VecTransposeImage and VecFrameStack do
+    """
+    normalize = None if env is None else unwrap_vec_normalize(env)
+    return normalize if env is not None and normalize and normalize.observation_space == env.observation_space else None
 
 
 def _set_row(observations: Any, env: int, row: Any) -> None:

@@ -17,6 +17,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb3_acer import ACER
 from sb3_acer.atari.vec_env import make_atari_vec_env
 from sb3_acer.checkpoint import find_checkpoint
+from sb3_acer.checks import check_integer
 from sb3_acer.resuming import StopOnSignal
 from sb3_acer.storage import replacing
 
@@ -143,6 +144,7 @@ def main(arguments: list[str]) -> None:
     """
     options, folder = parse(arguments)
     try:
+        check_integer("--save-freq", options.save_freq)
         env = make_atari_vec_env(options.env, options.n_envs, options.seed)
     except ValueError as error:
         sys.exit(f"sb3-acer run-atari: {error}")

@@ -9,6 +9,7 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 
 from sb3_acer.checks import check_integer, check_number, require
 from sb3_acer.demonstrations.dataset import Agent, ExpertDataset
+from sb3_acer.rollouts import normalize_of_policy
 
 LEAST_STD = 0.1
 """Lower bound on the standard deviation, as a share of half the action's range."""
@@ -112,7 +113,7 @@ def _start_normalization(model: Agent, dataset: ExpertDataset) -> None:
     Give a VecNormalize without statistics those of the demonstrations. Otherwise its statistics would change the
     observations of the cloned policy in the first rollouts.
     """
-    normalize = model.get_vec_normalize_env()
+    normalize = normalize_of_policy(model.get_env())
     if normalize is None or not normalize.norm_obs or not normalize.training:
         return
     seen = normalize.obs_rms

@@ -2,6 +2,7 @@
 
 import math
 import warnings
+import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -9,13 +10,14 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.vec_env import VecNormalize
+from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_acer.buffer import SequenceReplayBuffer
 from sb3_acer.checks import check_boolean, check_choice, check_integer, check_number, require
 from sb3_acer.demonstrations.recording import END_KEYS, KEYS, MASK_KEYS, read_image, require_no_dict
 from sb3_acer.distributions import Categorical
 from sb3_acer.policies import ACERPolicy
+from sb3_acer.rollouts import normalize_of_policy
 
 
 class Agent(Protocol):
@@ -28,7 +30,7 @@ class Agent(Protocol):
     action_space: spaces.Space[Any]
     verbose: int
 
-    def get_vec_normalize_env(self) -> VecNormalize | None: ...
+    def get_env(self) -> VecEnv | None: ...
 
 
 class ExpertDataset:
@@ -159,7 +161,7 @@ class ExpertDataset:
             ...]``
         """
         observations: Any = self.observations_for(model, rows)
-        normalize = model.get_vec_normalize_env()
+        normalize = normalize_of_policy(model.get_env())
         if normalize is not None:
             observations = normalize.normalize_obs(observations)
         return th.as_tensor(observations, device=model.policy.device)
@@ -290,6 +292,8 @@ def _read(path: str | Path | None, arrays: Mapping[str, np.ndarray] | None) -> d
         raise ValueError(f"one of expert_path and traj_data must be given, got {'neither' if path is None else 'both'}")
     if path is not None:
         require(isinstance(path, (str, Path)), "expert_path", "a path", path)
+        with open(path, "rb") as opened:
+            require(zipfile.is_zipfile(opened), "expert_path", "an npz file", str(path))
         with np.load(path, allow_pickle=False) as file:
             try:
                 arrays = {key: file[key] for key in (*KEYS, *END_KEYS, *MASK_KEYS) if key in file}

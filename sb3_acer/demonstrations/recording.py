@@ -34,6 +34,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, unwrap_vec_nor
 from sb3_acer.checks import check_integer, require
 from sb3_acer.extras import how_to_install
 from sb3_acer.masks import KEY, has_masks
+from sb3_acer.rollouts import normalize_of_policy
 from sb3_acer.storage import replacing
 
 KEYS = ("actions", "obs", "rewards", "episode_returns", "episode_starts")
@@ -114,13 +115,13 @@ def _play(model: BaseAlgorithm | Callable[[Any], Any], env: GymEnv, keep: Callab
     venv = env if isinstance(env, VecEnv) else DummyVecEnv([lambda: env])
     if venv.num_envs > 1:
         warnings.warn(f"only the first of {venv.num_envs} environments is recorded", stacklevel=3)
-    normalize = unwrap_vec_normalize(venv)
+    normalize, observed = unwrap_vec_normalize(venv), normalize_of_policy(venv)
     starts: Any = np.ones(venv.num_envs, bool)
     observations: Any
     observations, state = venv.reset(), None
     masked = has_masks(venv)
     while True:
-        original: Any = observations if normalize is None else normalize.get_original_obs()
+        original: Any = observations if observed is None else observed.get_original_obs()
         observation, masks = keep(original[0]), get_action_masks(venv) if masked else None
         if isinstance(model, BaseAlgorithm):
             takes_masks = "action_masks" in signature(model.predict).parameters
@@ -132,8 +133,8 @@ def _play(model: BaseAlgorithm | Callable[[Any], Any], env: GymEnv, keep: Callab
         ends, final = bool(starts[0]), None
         if ends:
             final = infos[0]["terminal_observation"]
-            if normalize is not None:
-                final = np.asarray(normalize.unnormalize_obs(final))
+            if observed is not None:
+                final = np.asarray(observed.unnormalize_obs(final))
                 if original.dtype.kind in "iu":  # VecNormalize and back, an integer 30 may be 29.9999
                     final = np.rint(final).astype(original.dtype)
             final = keep(final)

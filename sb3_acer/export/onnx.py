@@ -208,15 +208,21 @@ def _statistics_of(vec_normalize: VecNormalize) -> dict[str | None, RunningMeanS
 
 
 def _space_before(vec_normalize: VecNormalize, space: spaces.Space[Any]) -> spaces.Space[Any]:
-    """The space of the observations before they are normalised."""
+    """The agent's observation space, with the parts that are normalised as they are before."""
     before = vec_normalize.observation_space if vec_normalize.venv is None else vec_normalize.venv.observation_space
-    alike = _shapes(before) == _shapes(space)
-    require(alike, "vec_normalize", f"of the agent's observations {space}", before)
-    return before
+    agents, before_by_key = _parts(space), _parts(before)
+    normalized = {key: before_by_key[key] for key in _statistics_of(vec_normalize)}
+    alike = all(key in agents and part.shape == agents[key].shape for key, part in normalized.items())
+    require(
+        alike and agents.keys() == before_by_key.keys(), "vec_normalize", f"of the agent's observations {space}", before
+    )
+    parts: dict[Any, spaces.Space[Any]] = {**agents, **normalized}
+    return spaces.Dict(parts) if isinstance(space, spaces.Dict) else parts[None]
 
 
-def _shapes(space: spaces.Space[Any]) -> Any:
-    return {key: part.shape for key, part in space.items()} if isinstance(space, spaces.Dict) else space.shape
+def _parts(space: spaces.Space[Any]) -> dict[Any, spaces.Space[Any]]:
+    """By key; None stands for a space without keys."""
+    return dict(space.spaces) if isinstance(space, spaces.Dict) else {None: space}
 
 
 @contextmanager

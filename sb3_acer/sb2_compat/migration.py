@@ -358,7 +358,8 @@ def main(arguments: list[str]) -> None:
     snippet = ["from sb3_acer import ACER", f"model = ACER.load({str(new)!r})"]
     normalize = model.get_vec_normalize_env()
     if normalize is not None:
-        statistics = new.with_name("vecnormalize.pkl")
+        statistics = new.with_suffix("") / "vecnormalize.pkl"
+        statistics.parent.mkdir(exist_ok=True)
         normalize.save(str(statistics))
         print(f"Statistics of the observations: {statistics}")
         snippet.insert(0, "from stable_baselines3.common.vec_env import VecNormalize")

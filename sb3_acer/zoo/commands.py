@@ -108,7 +108,8 @@ def train(arguments: list[str]) -> None:
 
     Besides the arguments of rl-zoo there are two for ACER. --checkpoint-freq N saves all of training every N steps and
     when it ends, in the folder of the run. --resume continues the newest run of the environment that has such a
-    checkpoint, to the bit as if it had not been interrupted, with its arguments; others may be given after it.
+    checkpoint, to the bit as if it had not been interrupted, with its arguments. After it, others may be given that a
+    checkpoint leaves open: -n, -params n_envs:N, and those of evaluations and logs.
 
     Several processes train one agent together: torchrun --nproc-per-node N -m sb3_acer train ... Each has environments
     and a replay buffer of its own; --n-timesteps counts the steps of all. What torchrun restarts (--max-restarts)
@@ -135,6 +136,10 @@ def train_on_rank(arguments: list[str]) -> None:
             sys.exit(f"sb3-acer train: {folder}/{algo} has no run of {env_id} with a checkpoint to resume from")
     if resumed is not None:
         own, rest = parser.parse_known_args([*json.loads((resumed / ARGUMENTS).read_text()), *arguments])
+        settings = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        settings.add_argument("-params", "--hyperparams", nargs="+", action="extend", default=[])
+        both, rest = settings.parse_known_args(rest)  # the run's and those given now, which come last and count
+        rest = [*rest, *(["-params", *both.hyperparams] if both.hyperparams else [])]
     if own.checkpoint_freq is not None and own.checkpoint_freq < 1:
         parser.error(f"--checkpoint-freq must be at least 1, got {own.checkpoint_freq}")
     if own.checkpoint_freq is not None and (algo := experiment_of(rest)[0]) != "acer":

@@ -1,8 +1,10 @@
 """rl-zoo's experiment with a report at the end: the agent's score, its learning curve and the next command."""
 
 import json
+import shutil
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from copy import copy
@@ -23,13 +25,15 @@ from rl_zoo3 import exp_manager
 from rl_zoo3.exp_manager import ExperimentManager
 from rl_zoo3.utils import get_latest_run_id
 from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.monitor import load_results
+from stable_baselines3.common.monitor import Monitor, ResultsWriter, load_results
 from stable_baselines3.common.results_plotter import X_TIMESTEPS, ts2xy, window_func
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_acer import ACER, distributed
 from sb3_acer.checkpoint import find_checkpoint
+from sb3_acer.checks import check_integer
 from sb3_acer.resuming import StopOnSignal
 from sb3_acer.storage import replacing
 from sb3_acer.zoo.masking import evaluate_policy
@@ -77,6 +81,20 @@ class Run:
         return np.mean(self.evaluations[len(self.evaluations) // 2 :]).item()
 
 
+class AtStart(BaseCallback):
+    """Calls a function when training has begun, or goes on from a checkpoint."""
+
+    def __init__(self, function: Callable[[], None]) -> None:
+        super().__init__()
+        self.function = function
+
+    def _on_training_start(self) -> None:
+        self.function()
+
+    def _on_step(self) -> bool:
+        return True
+
+
 class Experiment(ExperimentManager):
     """The zoo's experiment, which prints a report after training and tuning."""
 
@@ -104,6 +122,7 @@ class Experiment(ExperimentManager):
 
     def create_callbacks(self) -> None:
         """The zoo's callbacks evaluate, save and print. They are called once for ``n_envs`` steps of each rank."""
+        self.n_envs = check_integer("n_envs", self.n_envs)
         if self.evaluates_often:
             self.eval_freq = min(self.eval_freq, max(int(self.n_timesteps) // 10, 1))
         if distributed.rank() == 0:
@@ -115,15 +134,47 @@ class Experiment(ExperimentManager):
     def create_envs(self, n_envs: int, eval_env: bool = False, no_log: bool = False) -> VecEnv:
         if self.resumed is not None:
             self.monitor_kwargs = {**self.monitor_kwargs, "override_existing": False}
+            if not eval_env and not no_log:
+                self._begin_monitor_files(n_envs)
         if distributed.rank() == 0:
             return super().create_envs(n_envs, eval_env, no_log)
         numbered = partial(make_vec_env, start_index=distributed.rank() * n_envs)  # the files of monitors
         with patch.object(exp_manager, "make_vec_env", numbered):
             return super().create_envs(n_envs, eval_env, no_log)
 
+    def _begin_monitor_files(self, n_envs: int) -> None:
+        """Those that a resumed run lacks for its environments: Monitor writes no header where it appends."""
+        first = distributed.rank() * n_envs
+        for path in (Path(self.save_path, f"{number}.{Monitor.EXT}") for number in range(first, first + n_envs)):
+            if not path.exists():
+                keys = (*self.monitor_kwargs.get("reset_keywords", ()), *self.monitor_kwargs.get("info_keywords", ()))
+                header: dict[str, float | str] = {"t_start": time.time(), "env_id": str(self.env_name.gym_id)}
+                ResultsWriter(str(path), header, keys).close()
+
+    def setup_experiment(self) -> tuple[BaseAlgorithm, dict[str, Any]] | None:
+        """The zoo's, which leaves no folder of a run behind if the settings are wrong."""
+        existed = Path(self.save_path).exists()
+        try:
+            return super().setup_experiment()
+        except BaseException:
+            if distributed.rank() == 0 and not existed:
+                shutil.rmtree(self.save_path, ignore_errors=True)
+            raise
+
     def _save_config(self, saved_hyperparams: dict[str, Any]) -> None:
-        if distributed.rank() == 0:
-            super()._save_config(saved_hyperparams)
+        self.saved_hyperparams = saved_hyperparams
+        if self.resumed is None:
+            self._save_settings()
+
+    def _save_settings(self) -> None:
+        """Write down settings and arguments. A resumed run keeps its own until training goes on with others."""
+        if distributed.rank() > 0:
+            return
+        super()._save_config(self.saved_hyperparams)
+        if self.checkpoint_freq is not None:
+            drawn = [f"--checkpoint-freq={self.checkpoint_freq}", f"--seed={self.seed}"]
+            with replacing(Path(self.save_path, ARGUMENTS), "json") as file:
+                file.write(json.dumps([*self.arguments, *drawn]).encode())
 
     def learn(self, model: BaseAlgorithm) -> None:
         """Train as the zoo does; whatever ends training, there is an agent, and a checkpoint if they are asked for."""
@@ -131,16 +182,12 @@ class Experiment(ExperimentManager):
             super().learn(model)
             return
         folder = Path(self.save_path)
-        stop = StopOnSignal()
-        kwargs: dict[str, Any] = {"callback": [*self.callbacks, stop]}
+        stop, start = StopOnSignal(), AtStart(self._save_settings)
+        kwargs: dict[str, Any] = {"callback": [start, *self.callbacks, stop]}
         if self.log_interval != -1:
             kwargs["log_interval"] = self.log_interval if self.log_interval >= 0 else None
         if self.checkpoint_freq is not None:
             kwargs |= {"checkpoint": folder / CHECKPOINTS, "checkpoint_freq": self.checkpoint_freq}
-            if distributed.rank() == 0:
-                with replacing(folder / ARGUMENTS, "json") as file:
-                    drawn = [f"--checkpoint-freq={self.checkpoint_freq}", f"--seed={self.seed}"]
-                    file.write(json.dumps([*self.arguments, *drawn]).encode())
         try:
             with stop.listening():
                 model.learn(self.n_timesteps, **kwargs)
@@ -220,6 +267,8 @@ class Experiment(ExperimentManager):
         watch = command("enjoy", self.algo, self.env_name.gym_id, self.log_folder)
         if not getattr(self.args, "uuid", False):  # enjoy finds runs by their numbers
             print("".join([f"To watch the agent: {watch}", *own]))
+        if self.stopped_by:
+            sys.exit(128 + self.stopped_by)
 
     def evaluate(self, model: BaseAlgorithm, agent: str) -> None:
         self.verbose = 0

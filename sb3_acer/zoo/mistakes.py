@@ -56,7 +56,8 @@ def in_one_line(command: str) -> Iterator[None]:
         of_library = frames[-1].filename.startswith((*LIBRARIES, "<frozen importlib", TEXT_OF_AN_ARGUMENT))
         if not of_library or any(frame.name in ("learn", "objective") for frame in frames):
             raise
-        sys.exit(f"sb3-acer {command}: {explained(error, frames[-1].filename == TEXT_OF_AN_ARGUMENT)}")
+        filenames = frames[-1].filename, getattr(error, "filename", None)  # the latter of a SyntaxError
+        sys.exit(f"sb3-acer {command}: {explained(error, TEXT_OF_AN_ARGUMENT in filenames)}")
 
 
 def explained(error: Exception, in_argument: bool = False) -> str:

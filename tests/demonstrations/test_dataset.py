@@ -47,6 +47,18 @@ def test_pickled_objects_are_refused_unless_they_are_loaded_by_hand(tmp_path: Pa
         np.testing.assert_array_equal(quiet(file).starts, [0, 4, 7])
 
 
+@pytest.mark.parametrize("name", ["text.npz", "array.npy"])
+def test_a_file_of_another_kind_is_refused(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_text("no arrays")
+    if path.suffix == ".npy":
+        np.save(path, np.zeros(3))
+    with pytest.raises(ValueError, match=f"expert_path must be an npz file, got .*{name}"):
+        ExpertDataset(path)
+    with pytest.raises(FileNotFoundError):
+        ExpertDataset(tmp_path / "missing.npz")
+
+
 def test_what_does_not_fit_is_refused() -> None:
     arrays = old_arrays()
     with pytest.raises(ValueError, match="one of expert_path and traj_data must be given, got neither"):

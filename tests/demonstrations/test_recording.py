@@ -5,13 +5,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+from stable_baselines3.common.envs import FakeImageEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecFrameStack, VecNormalize
 
 from sb3_acer.demonstrations import cloning, dataset, recording
+from sb3_acer.demonstrations.cloning import behaviour_cloning
 from sb3_acer.demonstrations.dataset import ExpertDataset
 from sb3_acer.demonstrations.recording import generate_expert_traj
 from tests.demonstrations.conftest import SPACES, Shows, an_agent, old_arrays, quiet, save
@@ -60,6 +63,30 @@ def test_a_final_observation_of_integers_comes_whole_out_of_its_normalisation() 
     arrays = generate_expert_traj(an_agent(env), n_episodes=20)
     ends = np.roll(arrays["episode_starts"], -1)
     np.testing.assert_array_equal(arrays["final_obs"], arrays["obs"][ends] + 1)
+
+
+def image_env() -> gym.Env[Any, Any]:
+    return gym.wrappers.TimeLimit(FakeImageEnv(screen_height=40, screen_width=40, n_channels=3), 4)
+
+
+@pytest.mark.parametrize("kwargs", [{"norm_obs": False}, {}], ids=["rewards alone", "observations too"])
+@pytest.mark.parametrize("images", [True, False])
+def test_the_policys_observations_are_recorded_where_wrappers_around_vec_normalize_change_them(
+    images: bool, kwargs: dict[str, Any]
+) -> None:
+    if images:
+        env: VecEnv = VecNormalize(make_vec_env(image_env, 1), norm_obs=False, norm_reward=not kwargs)
+    else:
+        env = VecFrameStack(VecNormalize(make_vec_env(lambda: Recorder(length=4), 1), **kwargs), 2)
+    model = an_agent(env, "CnnPolicy" if images else "MlpPolicy")
+    arrays = generate_expert_traj(model, n_episodes=2)
+    shape = model.observation_space.shape
+    assert arrays["obs"].shape[1:] == arrays["final_obs"].shape[1:] == shape
+    dataset = ExpertDataset(traj_data=arrays, verbose=0)
+    np.testing.assert_array_equal(dataset.inputs_for(model, np.arange(4)), arrays["obs"][:4])
+    behaviour_cloning(model, dataset, 1)
+    dataset.to_replay_buffer(model)
+    model.learn(8)
 
 
 @pytest.mark.parametrize("terminates", [True, False])

@@ -147,6 +147,21 @@ def test_only_what_vec_normalize_normalizes_is_normalized(kwargs: dict[str, Any]
     np.testing.assert_allclose(outputs[1].numpy(), stats, rtol=1e-5, atol=1e-5)
 
 
+def test_images_beside_what_vec_normalize_normalizes_may_have_their_channels_last() -> None:
+    space = spaces.Dict({"picture": spaces.Box(0, 255, (40, 40, 3), np.uint8), "speed": VECTOR})
+    normalize = normalized(space, norm_obs_keys=["speed"])
+    model = ACER("MultiInputPolicy", normalize, n_steps=5, device="cpu")
+    assert isinstance(model.observation_space, spaces.Dict)
+    assert model.observation_space["picture"].shape == (3, 40, 40)
+    given = sampled(model.observation_space, 5)
+    speed = normalize._normalize_obs(given["speed"], normalize.obs_rms["speed"])
+    stats, _ = statistics(model, {**given, "speed": speed.astype(np.float32)})
+    network = ActingNetwork(model.policy, normalize)
+    with th.no_grad():
+        outputs = network(*(th.from_numpy(part) for part in given.values()))
+    np.testing.assert_allclose(outputs[1].numpy(), stats, rtol=1e-5, atol=1e-5)
+
+
 class Opaque(BaseFeaturesExtractor):
     """Computes with numpy, which a trace does not see."""
 

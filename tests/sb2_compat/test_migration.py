@@ -211,7 +211,7 @@ def test_the_command_converts_and_says_how_to_go_on(tmp_path: Path, capsys: pyte
     assert f"MlpPolicy with 9606 parameters: {new}" in said
     assert f"ACER.load({str(new)!r})" in said
     venv = make_vec_env("Acrobot-v1", 2, seed=0)
-    env = VecNormalize.load(str(tmp_path / "vecnormalize.pkl"), venv)
+    env = VecNormalize.load(str(tmp_path / "new" / "vecnormalize.pkl"), venv)
     model = ACER.load(new, env)
     mean, _ = evaluate_policy(model, env, 10, deterministic=False)
     assert np.mean(mean) > -120

@@ -13,6 +13,7 @@ import optuna
 import pytest
 import yaml
 from rl_zoo3.exp_manager import ExperimentManager
+from stable_baselines3.common.monitor import load_results
 
 from sb3_acer import ACER
 from sb3_acer.checkpoint import find_checkpoint
@@ -296,10 +297,12 @@ def interrupted_at(step: int, act: Callable[[], None]) -> Callable[[StopOnSignal
 
 
 def test_a_run_that_is_interrupted_leaves_an_agent_and_is_not_evaluated(
-    shell: Path, monkeypatch: pytest.MonkeyPatch
+    shell: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(StopOnSignal, "_on_step", interrupted_at(334, lambda: os.kill(os.getpid(), signal.SIGINT)))
-    printed = sb3_acer("train", *SHORT_RUN, "n_envs:2", *LONGER, "-f", "interrupted", cwd=shell)
+    with pytest.raises(SystemExit, match=str(128 + signal.SIGINT)):
+        commands.main(["train", *SHORT_RUN, "n_envs:2", *LONGER, "-f", "interrupted"])
+    printed = capsys.readouterr().out
     assert ACER.load(shell / "interrupted/acer/CartPole-v1_1/CartPole-v1.zip").num_timesteps == 334
     assert "Learning curve" in printed
     assert "Evaluating" not in printed
@@ -351,6 +354,38 @@ def test_an_environment_that_fails_leaves_an_agent_and_a_checkpoint(
     with pytest.warns(UserWarning, match="the environments begin new episodes"):
         sb3_acer("train", "--resume", cwd=shell)
     assert ACER.load(run / "CartPole-v1.zip").num_timesteps >= 600
+
+
+CHECKPOINTED = ("n_envs:2", "--eval-freq", "-1", "--checkpoint-freq", "300")
+
+
+def test_a_resumed_run_may_have_more_environments(shell: Path) -> None:
+    sb3_acer("train", *SHORT_RUN, "normalize:True", *CHECKPOINTED, cwd=shell)
+    sb3_acer("train", "--resume", "-n", "1200", "-params", "n_envs:4", cwd=shell)
+    run = shell / "logs/acer/CartPole-v1_1"
+    model = ACER.load(run / "CartPole-v1.zip")
+    assert model.n_envs == 4
+    assert model.num_timesteps >= 1200
+    assert len(list(run.glob("*.monitor.csv"))) == 4
+    assert len(load_results(str(run))) > 0
+    assert "normalize" in (run / "CartPole-v1/config.yml").read_text()
+
+
+def test_a_refused_resume_leaves_the_run_as_it_was(shell: Path) -> None:
+    sb3_acer("train", *SHORT_RUN, *CHECKPOINTED, cwd=shell)
+    run = shell / "logs/acer/CartPole-v1_1"
+    before = [(run / name).read_bytes() for name in ("arguments.json", "CartPole-v1/config.yml")]
+    with pytest.raises(ValueError, match=r"delta must be .*, as in the checkpoint"):
+        sb3_acer("train", "--resume", "-n", "1200", "-params", "delta:0.5", cwd=shell)
+    assert [(run / name).read_bytes() for name in ("arguments.json", "CartPole-v1/config.yml")] == before
+    sb3_acer("train", "--resume", "-n", "1200", cwd=shell)
+    assert ACER.load(run / "CartPole-v1.zip").num_timesteps >= 1200
+
+
+def test_a_run_whose_settings_are_wrong_leaves_no_folder(shell: Path) -> None:
+    with pytest.raises(SystemExit, match="learning_rte"):
+        commands.main(["train", *SHORT_RUN, "learning_rte:1"])
+    assert not list((shell / "logs").glob("acer/*"))
 
 
 def test_what_cannot_be_resumed_is_one_line(shell: Path) -> None:
