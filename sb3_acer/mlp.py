@@ -38,10 +38,11 @@ class Activation(NamedTuple):
 
     def overwriting(self, input: th.Tensor) -> th.Tensor:
         """
-        :param input: a tensor without gradients, which may be overwritten
+        :param input: a tensor that may be overwritten if autograd does not need it
         :return: the function of it
         """
-        if input.is_cpu and input.dtype in (th.float32, th.float64):  # numpy's tanh takes a quarter of torch's time
+        is_array = input.is_cpu and input.dtype in (th.float32, th.float64) and not input.requires_grad
+        if is_array:  # numpy's tanh takes a quarter of torch's time
             return th.from_numpy(self.of_array(input.numpy()))
         return self.function(input)
 
