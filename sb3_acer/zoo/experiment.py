@@ -157,7 +157,8 @@ class Experiment(ExperimentManager):
         try:
             return super().setup_experiment()
         except BaseException:
-            if distributed.rank() == 0 and not existed:
+            is_begun = Path(self.params_path, "config.yml").exists()  # by another process, at the same moment
+            if distributed.rank() == 0 and not existed and not is_begun:
                 shutil.rmtree(self.save_path, ignore_errors=True)
             raise
 
