@@ -164,8 +164,7 @@ class ACER(StableBaselinesInterface):
         # First what the base class uses.
         policy_class = self._check_policy(policy)
         device = check_device("device", device)
-        policy_kwargs = check_kwargs("policy_kwargs", policy_kwargs)
-        policy_kwargs = _with_optimizer(policy_class, policy_kwargs)
+        policy_kwargs = _with_optimizer(policy_class, check_kwargs("policy_kwargs", policy_kwargs))
         verbose = check_integer("verbose", int(verbose) if isinstance(verbose, bool) else verbose, 0)
         super().__init__(
             policy_class,
@@ -572,9 +571,8 @@ class ACER(StableBaselinesInterface):
 
 def _with_optimizer(policy_class: type[ACERPolicy], policy_kwargs: dict[str, Any]) -> dict[str, Any]:
     """A copy that names the policy's default optimiser: agents that name none were saved when all had RMSProp."""
-    default = policy_class.default_optimizer(policy_kwargs)
-    named_by_default = {} if default is RMSpropTFLike else {"optimizer_class": default}
-    return {**named_by_default, **deepcopy(policy_kwargs)}
+    policy_kwargs, default = deepcopy(policy_kwargs), policy_class.default_optimizer(policy_kwargs)
+    return policy_kwargs if default is RMSpropTFLike else {"optimizer_class": default, **policy_kwargs}
 
 
 def _set_num_threads(num_procs: Any, n_cpu_tf_sess: Any, stacklevel: int) -> None:

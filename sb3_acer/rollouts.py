@@ -308,7 +308,9 @@ def normalize_of_policy(env: VecEnv | None) -> VecNormalize | None:
         wrappers around it change them, as VecTransposeImage and VecFrameStack do
     """
     normalize = None if env is None else unwrap_vec_normalize(env)
-    return normalize if env is not None and normalize and normalize.observation_space == env.observation_space else None
+    if env is None or normalize is None or normalize.observation_space != env.observation_space:
+        return None
+    return normalize
 
 
 def _set_row(observations: Any, env: int, row: Any) -> None:
