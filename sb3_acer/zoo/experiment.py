@@ -87,8 +87,10 @@ class AtStart(BaseCallback):
     def __init__(self, function: Callable[[], None]) -> None:
         super().__init__()
         self.function = function
+        self.has_begun = False
 
     def _on_training_start(self) -> None:
+        self.has_begun = True
         self.function()
 
     def _on_step(self) -> bool:
@@ -162,6 +164,16 @@ class Experiment(ExperimentManager):
                 shutil.rmtree(self.save_path, ignore_errors=True)
             raise
 
+    def load_trial(
+        self, storage: str, study_name: str, trial_id: int | None = None, convert: bool = True
+    ) -> dict[str, Any]:
+        try:
+            return super().load_trial(storage, study_name, trial_id, convert)
+        except (KeyError, IndexError) as error:  # of optuna and of the zoo
+            raise ValueError(
+                f"--trial-id must be the number of a trial of study {study_name!r} in {storage}, got {trial_id}"
+            ) from error
+
     def _save_config(self, saved_hyperparams: dict[str, Any]) -> None:
         self.saved_hyperparams = saved_hyperparams
         if self.resumed is None:
@@ -195,6 +207,8 @@ class Experiment(ExperimentManager):
         except KeyboardInterrupt:  # a second signal
             pass
         except Exception as error:
+            if isinstance(error, ValueError) and self.resumed is not None and not start.has_begun:
+                sys.exit(f"sb3-acer train: {error}")
             if model.num_timesteps > 0 and distributed.rank() == 0:
                 super().save_trained_model(model)
                 print(f"Agent: {self.save_path}/{self.env_name}.zip", flush=True)

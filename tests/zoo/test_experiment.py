@@ -375,7 +375,7 @@ def test_a_refused_resume_leaves_the_run_as_it_was(shell: Path) -> None:
     sb3_acer("train", *SHORT_RUN, *CHECKPOINTED, cwd=shell)
     run = shell / "logs/acer/CartPole-v1_1"
     before = [(run / name).read_bytes() for name in ("arguments.json", "CartPole-v1/config.yml")]
-    with pytest.raises(ValueError, match=r"delta must be .*, as in the checkpoint"):
+    with pytest.raises(SystemExit, match=r"^sb3-acer train: delta must be .*, as in the checkpoint"):
         sb3_acer("train", "--resume", "-n", "1200", "-params", "delta:0.5", cwd=shell)
     assert [(run / name).read_bytes() for name in ("arguments.json", "CartPole-v1/config.yml")] == before
     sb3_acer("train", "--resume", "-n", "1200", cwd=shell)
@@ -386,6 +386,12 @@ def test_a_run_whose_settings_are_wrong_leaves_no_folder(shell: Path) -> None:
     with pytest.raises(SystemExit, match="learning_rte"):
         commands.main(["train", *SHORT_RUN, "learning_rte:1"])
     assert not list((shell / "logs").glob("acer/*"))
+
+
+def test_a_trial_that_does_not_exist_is_one_line(shell: Path) -> None:
+    study = ("--study-name", "mine", "--storage", "mine.log")
+    with pytest.raises(SystemExit, match="--trial-id must be the number of a trial of study 'mine' in mine.log, got 7"):
+        commands.main(["train", *study, "--trial-id", "7"])
 
 
 def test_what_cannot_be_resumed_is_one_line(shell: Path) -> None:
