@@ -31,20 +31,12 @@ class MLP(nn.Sequential):
 
 class Activation(NamedTuple):
     function: Callable[[th.Tensor], th.Tensor]
+    overwriting: Callable[[th.Tensor], th.Tensor]
+    """the same of a tensor that may be overwritten"""
     backward: Callable[[th.Tensor, th.Tensor], th.Tensor]
     """gradient with respect to the input, from the gradient with respect to the output and the output"""
     of_array: Callable[[np.ndarray], np.ndarray]
     """in place"""
-
-    def overwriting(self, input: th.Tensor) -> th.Tensor:
-        """
-        :param input: a tensor that may be overwritten if autograd does not need it
-        :return: the function of it
-        """
-        is_array = input.is_cpu and input.dtype in (th.float32, th.float64) and not input.requires_grad
-        if is_array:  # numpy's tanh takes a quarter of torch's time
-            return th.from_numpy(self.of_array(input.numpy()))
-        return self.function(input)
 
     def __reduce__(self) -> Any:  # its functions cannot be pickled
         return _activation, (next(module for module, own in ACTIVATIONS.items() if own is self),)
@@ -54,10 +46,24 @@ def _activation(module: type[nn.Module]) -> Activation:
     return ACTIVATIONS[module]
 
 
+def _tanh_overwriting(input: th.Tensor) -> th.Tensor:
+    if input.is_cpu and input.dtype in (th.float32, th.float64) and not input.requires_grad:
+        array = input.numpy()
+        np.tanh(array, out=array)  # in a quarter of torch's time, or less
+        return input
+    return input.tanh_()
+
+
 ACTIVATIONS: dict[type[nn.Module], Activation] = {
-    nn.Tanh: Activation(th.tanh, th.ops.aten.tanh_backward.default, lambda array: np.tanh(array, out=array)),
+    nn.Tanh: Activation(
+        th.tanh,
+        _tanh_overwriting,
+        th.ops.aten.tanh_backward.default,
+        lambda array: np.tanh(array, out=array),
+    ),
     nn.ReLU: Activation(
         th.relu,
+        th.relu_,
         lambda gradient, output: th.ops.aten.threshold_backward(gradient, output, 0),
         lambda array: np.maximum(array, 0, out=array),
     ),
