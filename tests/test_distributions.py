@@ -627,6 +627,11 @@ def test_an_encoded_vector_is_clipped_to_the_bounds_and_scaled(space: Space, rng
     close(family.encode(actions)[:, ~bounded], actions.clamp(low, high)[:, ~bounded])
 
 
+def test_a_component_with_one_value_is_encoded_as_this_value() -> None:
+    family = make_family(spaces.Box(np.array([-1.0, 2.0]), np.array([1.0, 2.0]), dtype=np.float32))
+    assert family.encode(th.tensor([[0.5, 7.0], [-3.0, 2.0]])).tolist() == [[0.5, 2.0], [-1.0, 2.0]]
+
+
 def elements(space: Space, actions: npt.NDArray[Any]) -> None:
     assert actions.dtype == space.dtype
     assert actions.shape[1:] == space.shape
