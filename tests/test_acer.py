@@ -213,7 +213,7 @@ def test_a_time_limit_is_a_terminal_state_only_if_the_buffer_is_told_so(handled:
 # When
 
 
-@pytest.mark.parametrize("replay_ratio", [0, 3])
+@pytest.mark.parametrize("replay_ratio", [0, 0.4, 3])
 def test_replay_is_poisson_of_the_ratio_and_starts_with_replay_start(replay_ratio: float) -> None:
     counts: list[int] = []
     model = small(replay_ratio=replay_ratio, replay_start=50)
@@ -223,8 +223,11 @@ def test_replay_is_poisson_of_the_ratio_and_starts_with_replay_start(replay_rati
     early = [step for step in counts if step < 50]
     assert early == [5, 10, 15, 20, 25, 30, 35, 40, 45]
     n_rollouts = (1500 - 45) // 5
-    replayed = len(counts) - len(early) - n_rollouts
-    assert abs(replayed - replay_ratio * n_rollouts) <= 4 * np.sqrt(replay_ratio * n_rollouts)  # four deviations
+    replayed = np.bincount(counts)[50::5] - 1
+    assert len(replayed) == n_rollouts
+    # Mean and variance are the ratio, within four deviations of either.
+    assert abs(replayed.mean() - replay_ratio) <= 4 * np.sqrt(replay_ratio / n_rollouts)
+    assert abs(replayed.var() - replay_ratio) <= 4 * np.sqrt((replay_ratio + 2 * replay_ratio**2) / n_rollouts)
 
 
 def test_the_learning_rate_falls_to_zero_and_never_below() -> None:
