@@ -41,6 +41,7 @@ def test_cartpole_is_solved_within_30_000_steps_on_every_seed(tmp_path: Path) ->
         ("HalfCheetah-v5", 5800),
         ("Hopper-v5", 2700),
         ("Walker2d-v5", 4000),
+        ("Swimmer-v5", 300),
         ("MiniGrid-DoorKey-5x5-v0", 0.95),
         ("MiniGrid-KeyCorridorS3R1-v0", 0.85),
         ("popgym-PositionOnlyCartPoleEasy-v0", 0.95),
