@@ -180,7 +180,7 @@ class FrameColumn:
         self.n_steps, self.stack, self.strict = n_steps, stack, strict
         self._frames = Column(n_slots, n_steps, (n_envs, *frames.shape[2:]), frames.dtype, True, device)
         # Rows since the stack last began anew, up to the number of older frames.
-        self._ages = Column(n_slots, n_steps, (n_envs,), np.int8, True)
+        self._ages = Column(n_slots, n_steps, (n_envs,), np.min_scalar_type(-stack.n_frames - 1), True)
         # What preceded the stack, if it began anew: a place of the side table, _ZEROS or _REPEATED.
         self._pasts = Column(n_slots, n_steps, (n_envs,), np.int32, True, fill=_ZEROS)
         self._older = SideTable({"frames": frames[0, :-1]}, device)

@@ -98,6 +98,8 @@ def _require_finite(name: str, values: Any, step: int, env: int | None = None) -
     """
     for key, part in values.items() if isinstance(values, dict) else (("", values),):
         part = np.asarray(part)
+        if part.dtype == np.float16:  # LARGEST would be infinite in it
+            part = part.astype(np.float32)
         # A small sum of squares means that every value is small: a fifth of the time of abs().max(). NaN is never <=.
         if part.dtype.kind != "f" or np.vdot(part, part) <= LARGEST or np.abs(part).max() <= LARGEST:
             continue

@@ -204,6 +204,11 @@ class RolloutAlgorithm(OffPolicyAlgorithm):
                 self._masks = current_masks(self.env, self.policy.family, self.num_timesteps)
         return prepared
 
+    def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
+        """The last rollout may go beyond the end of training, where a linear schedule would be negative."""
+        super()._update_current_progress_remaining(num_timesteps, total_timesteps)
+        self._current_progress_remaining = max(self._current_progress_remaining, 0.0)
+
     def _init_callback(self, callback: MaybeCallback, progress_bar: bool = False) -> BaseCallback:
         if callback is not None and not isinstance(callback, (list, BaseCallback)):
             callback = FunctionCallback(callback)

@@ -155,7 +155,7 @@ def test_the_entropy_bonus_follows_its_schedule() -> None:
     assert th.equal(*gradients)
 
     model = small(ent_coef=1.0, ent_schedule="linear").learn(203)  # the last rollout runs past the end
-    assert model._current_progress_remaining < 0
+    assert model._current_progress_remaining == 0
     assert model.logger.name_to_value["train/ent_coef"] == 0
 
 
@@ -230,7 +230,8 @@ def test_replay_is_poisson_of_the_ratio_and_starts_with_replay_start(replay_rati
     assert abs(replayed.var() - replay_ratio) <= 4 * np.sqrt((replay_ratio + 2 * replay_ratio**2) / n_rollouts)
 
 
-def test_the_learning_rate_falls_to_zero_and_never_below() -> None:
+@pytest.mark.parametrize("learning_rate", [1e-3, lambda p: 1e-3 * p], ids=["number", "schedule"])
+def test_the_learning_rate_falls_to_zero_and_never_below(learning_rate: Any) -> None:
     rates: list[float] = []
 
     class Watch(BaseCallback):
@@ -240,7 +241,8 @@ def test_the_learning_rate_falls_to_zero_and_never_below() -> None:
         def _on_step(self) -> bool:
             return True
 
-    small(make_vec_env("CartPole-v1", n_envs=4), n_steps=7).learn(201, Watch())  # the last rollout runs past the end
+    model = small(make_vec_env("CartPole-v1", n_envs=4), n_steps=7, learning_rate=learning_rate)
+    model.learn(201, Watch())  # the last rollout runs past the end
     assert rates == sorted(rates, reverse=True)
     assert min(rates) >= 0
     assert rates[-1] < 0.3 * rates[0]

@@ -131,6 +131,25 @@ def test_a_final_observation_is_checked_too(wrapper: Callable[[VecEnv], VecEnv])
     assert_trains_on(model)
 
 
+def test_observations_of_half_precision_are_checked_too() -> None:
+    class Half(VecEnvWrapper):
+        def __init__(self, venv: VecEnv) -> None:
+            super().__init__(venv, spaces.Box(-np.inf, np.inf, (2,), np.float16))
+
+        def reset(self) -> Any:
+            return np.asarray(self.venv.reset(), np.float16)
+
+        def step_wait(self) -> Any:
+            observations, *others = self.venv.step_wait()
+            return np.asarray(observations, np.float16), *others
+
+    model, games = make(Half)
+    games[1].spoil = {"what": "observation", "at": 9, "value": np.inf}
+    with pytest.raises(ValueError, match=r"observation must be finite, got .* from environment 1 at step 27"):
+        model.learn(300)
+    assert_trains_on(model)
+
+
 def test_the_largest_values_are_trained_on() -> None:
     for what in ("reward", "observation", "first"):
         model, games = make(WRAPPERS["none"])

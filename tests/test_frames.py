@@ -17,7 +17,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecFrameStack,
 
 from sb3_acer import ACER, SequenceReplayBuffer
 from sb3_acer.buffer import SequenceBatch
-from sb3_acer.frames import find_frame_stack
+from sb3_acer.columns import FrameColumn, Places
+from sb3_acer.frames import FrameStack, find_frame_stack
 from tests.helpers import Recorder
 
 ACTIONS = spaces.Discrete(3)
@@ -313,6 +314,21 @@ def test_stacks_are_found_and_what_is_replayed_is_what_the_policy_saw(env: Any, 
         assert isinstance(batch.observations, th.Tensor)
         last = len(seen) - 5 * age
         np.testing.assert_array_equal(batch.observations[:-1].numpy(), seen[last - 5 : last])
+
+
+def test_stacks_of_more_frames_than_a_byte_counts_are_restored() -> None:
+    n_steps, n_rows, stack = 5, 150, FrameStack(130, 0)
+    frames = np.random.default_rng(0).integers(0, 255, (n_rows + 1 + stack.n_frames, 2, 3), np.uint8)
+    stacks = [frames[row : row + stack.n_frames].swapaxes(0, 1) for row in range(n_rows + 1)]
+    column = FrameColumn(n_rows // n_steps + 1, n_steps, stack, stacks[0], "cpu", strict=True)
+    for row in range(n_rows):
+        column.write(row % n_steps, stacks[row], np.full(2, row == 0))
+        if row % n_steps == n_steps - 1:
+            column.write(n_steps, stacks[row + 1], np.full(2, False))
+            column.finish(row // n_steps)
+    rows, envs = np.arange(n_rows)[:, np.newaxis].repeat(2, 1), np.arange(2)
+    restored = column.take(Places(rows, envs, rows * 2 + envs))
+    np.testing.assert_array_equal(restored.numpy(), stacks[:-1])
 
 
 def test_frames_are_stored_as_they_come_by_choice() -> None:

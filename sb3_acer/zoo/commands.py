@@ -258,17 +258,18 @@ def plot_train(arguments: list[str]) -> None:
     parser.add_argument("-e", "--env", nargs="+")
     parser.add_argument("-f", "--exp-folder")
     options = parser.parse_known_args([*SAVED_LOGS, *arguments])[0]
-    window = fitting_window(Path(options.exp_folder, options.algo), options.env)
-    plot("plot-train", plot_train, [*SAVED_LOGS, "-w", str(window)], arguments)
+    names = [env_id.replace("/", "-") for env_id in options.env]  # as in the names of the runs' folders
+    window = fitting_window(Path(options.exp_folder, options.algo), names)
+    plot("plot-train", plot_train, [*SAVED_LOGS, "-w", str(window)], [*arguments, "-e", *names])
 
 
-def fitting_window(folder: Path, env_ids: Sequence[str]) -> int:
+def fitting_window(folder: Path, env_names: Sequence[str]) -> int:
     """
     :param folder: of an algorithm's runs
-    :param env_ids: the environments to plot
+    :param env_names: the environments to plot
     :return: number of episodes for a running mean that shows the course of the shortest run: a tenth, at most 100
     """
-    runs = [run for run in folder.glob("*") if any(env_id in run.name for env_id in env_ids)]
+    runs = [run for run in folder.glob("*") if any(name in run.name for name in env_names)]
     episodes = [load_results(str(run)) for run in runs if any(run.glob("*.monitor.csv"))]
     return min(max(min(map(len, episodes), default=0) // 10, 5), 100)
 

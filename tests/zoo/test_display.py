@@ -101,6 +101,18 @@ def test_without_a_screen_plots_are_pictures(plotted: tuple[Path, str]) -> None:
     assert not plt.get_fignums()
 
 
+def test_training_is_plotted_of_environments_with_a_slash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "logs/acer/Mine-Grid-v0_1").mkdir(parents=True)
+    rows = "".join(f"1.0,5,{index}\n" for index in range(50))
+    (tmp_path / "logs/acer/Mine-Grid-v0_1/0.monitor.csv").write_text(f'#{{"t_start": 0.0}}\nr,l,t\n{rows}')
+    shown: list[list[str]] = []
+    monkeypatch.setattr(plt, "show", lambda: shown.append(plt.gca().get_legend_handles_labels()[1]))
+    monkeypatch.setattr(plt, "get_backend", lambda: "TkAgg")
+    sb3_acer("plot-train", "-e", "Mine/Grid-v0", cwd=tmp_path)
+    plt.close("all")
+    assert shown == [["Mine-Grid-v0_1"]]
+
+
 def test_plots_show_every_run(plotted: tuple[Path, str], monkeypatch: pytest.MonkeyPatch) -> None:
     shown = []
     monkeypatch.setattr(plt, "show", lambda: shown.append(plt.gca().get_legend_handles_labels()[1]))
