@@ -104,7 +104,7 @@ class DuelingHead(nn.Module):
     :param family: the family of the actions
     :param latent_dim: width of the latent features (L)
     :param activation_fn: activation of A's hidden layer, one of :data:`~sb3_acer.mlp.ACTIVATIONS`. This layer has more
-        rows than all others together, and tanh takes nine times as long as ReLU on a CPU.
+        rows than all others together, and tanh takes several times as long as ReLU on a CPU.
     """
 
     def __init__(self, family: Family, latent_dim: int, activation_fn: type[nn.Module] = nn.ReLU) -> None:

@@ -111,15 +111,16 @@ def test_a_program_that_is_killed_while_it_saves_leaves_a_whole_checkpoint(n_kil
             agent.num_timesteps += 1
             agent.save_checkpoint(tmp_path)
 
-    interrupted = 0
-    for _ in range(n_kills):
+    kills = interrupted = 0
+    while kills < n_kills or interrupted <= n_kills / 2:  # most kills must come while it is writing
+        kills += 1
+        assert kills <= 10 * n_kills
         assert in_a_fork(save_for_ever, 0.05 + 0.1 * rng.random()) == -signal.SIGKILL
         interrupted += (tmp_path / "unfinished").exists()
         loaded = ACER.load_checkpoint(tmp_path, env, device="cpu")
         assert loaded.num_timesteps >= agent.num_timesteps
         assert loaded.replay_buffer.size() == 50
         agent.num_timesteps = loaded.num_timesteps
-    assert interrupted > n_kills / 10  # kills came while it was writing, on a busy machine only some
 
 
 def test_a_manifest_without_what_it_must_say_is_an_error_that_names_the_checkpoint(tmp_path: Path) -> None:
