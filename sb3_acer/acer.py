@@ -207,7 +207,6 @@ class ACER(StableBaselinesInterface):
         self._states = np.zeros((0, 0), np.float32)  # recurrent states of the environments, [n_envs, W]
         self._rngs = cast(Generators, None)  # set by set_random_seed
         self._observes_normalized = False  # whether VecNormalize makes the policy's observations itself
-        self._n_rollouts = 0  # of the last call of learn
         self._n_replays = 0  # after the last rollout
         self._log_interval: int | None = None
         self._early_logs: tuple[int, ...] = ()
@@ -445,8 +444,6 @@ class ACER(StableBaselinesInterface):
 
     def _set_log_interval(self, log_interval: Any, total_timesteps: int) -> None:
         self._logged_at, self._early_logs = -1, ()
-        if self._resumed is None:
-            self._n_rollouts = 0
         if isinstance(log_interval, str) and log_interval == "auto":
             n_rollouts = total_timesteps // (self.n_steps * self.n_envs * distributed.world_size())
             log_interval, self._early_logs = min(max(n_rollouts // 20, 1), 100), (1, 10)

@@ -46,6 +46,10 @@ class ResumableAlgorithm(DataParallelAlgorithm):
 
     _resumed: dict[str, Any] | None = None
     """what has to be restored when training continues; None if none is to be continued"""
+    _continues = False
+    """whether the present call of learn continues the one that was saved"""
+    _n_rollouts = 0
+    """of the last call of learn, with those before an interruption"""
     _checkpoints: tuple[Path, int, int] | None = None
     """of the present call of learn: the folder, the steps between two checkpoints, and how many are kept"""
     _next_checkpoint = 0
@@ -55,7 +59,7 @@ class ResumableAlgorithm(DataParallelAlgorithm):
     """attributes of the callbacks when that call began; those that have changed since are counters"""
 
     def _excluded_save_params(self) -> list[str]:
-        own = ["_resumed", "_checkpoints", "_next_checkpoint", "_callback", "_attributes_at_start"]
+        own = ["_resumed", "_continues", "_checkpoints", "_next_checkpoint", "_callback", "_attributes_at_start"]
         return [*super()._excluded_save_params(), *own]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -116,7 +120,8 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         """
         Load the newest checkpoint. The next :meth:`learn` then continues the call that was interrupted: called with the
         same arguments, it ends with the agent, the replay buffer and the logged values that it would have had without
-        the interruption, equal to the bit on the same machine with the same number of threads.
+        the interruption, equal to the bit on the same machine with the same number of threads. If that call was
+        complete, ``reset_num_timesteps=False`` begins the next one.
 
         If the state of the environments could not be had, or if their number or that of the ranks is another one, they
         begin new episodes, and a warning says so. For another number of ranks the replay buffers are divided evenly.
@@ -201,20 +206,23 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         checkpoint_keep: int = 2,
     ) -> SelfResumable:
         """See :meth:`ACER.learn`."""
+        found = None
         if checkpoint is not None:
             self._checkpoints = Path(checkpoint), checkpoint_freq, checkpoint_keep
             distributed.require_equal({"checkpoint_freq": checkpoint_freq, "checkpoint_keep": checkpoint_keep})
             found = distributed.from_first(find_checkpoint(checkpoint))
             if self._resumed is None and found is not None:
                 self._take_over(found, 0 if reset_num_timesteps else self.num_timesteps)
-        if self._resumed is not None and self.num_timesteps >= self._num_timesteps_at_start + total_timesteps:
+        begins_next = not reset_num_timesteps and found is None and self.num_timesteps >= self._total_timesteps
+        self._continues = self._resumed is not None and not begins_next
+        if self._continues and self.num_timesteps >= self._num_timesteps_at_start + total_timesteps:
             warnings.warn(
                 f"there is nothing left to train: the checkpoint has this run of {total_timesteps} steps at step "
                 f"{self.num_timesteps}. A longer run needs more steps, another run another folder",
                 stacklevel=3,
             )
         try:
-            first = self.num_timesteps if self._resumed is not None else None
+            first = self.num_timesteps if self._continues else None
             super().learn(
                 total_timesteps,
                 callback,
@@ -227,7 +235,7 @@ class ResumableAlgorithm(DataParallelAlgorithm):
             if self._checkpoints is not None and self.num_timesteps != first:
                 self.save_checkpoint(*self._checkpoints[::2])
         finally:
-            self._checkpoints = None
+            self._checkpoints, self._continues = None, False
         return self
 
     def _setup_learn(
@@ -238,15 +246,16 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         tb_log_name: str = "run",
         progress_bar: bool = False,
     ) -> tuple[int, BaseCallback]:
-        if self._resumed is None:
-            prepared = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
-        else:
+        if self._continues and self._resumed is not None:
             # The base class counts from the present step; the interrupted call began at another.
             start = self._num_timesteps_at_start
             rest = start + total_timesteps - self.num_timesteps
             prepared = super()._setup_learn(rest, callback, False, tb_log_name, progress_bar)
             self._num_timesteps_at_start = start
             self.start_time -= self._resumed["elapsed"]
+        else:
+            self._n_rollouts = 0
+            prepared = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
         self._callback, self._attributes_at_start = prepared[1], None
         if self._checkpoints is not None:
             self._plan_checkpoint(self._checkpoints[1])

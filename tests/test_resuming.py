@@ -334,8 +334,26 @@ def test_a_loaded_checkpoint_of_a_whole_call_says_that_nothing_is_left(tmp_path:
     ACER("MlpPolicy", "CartPole-v1", **SMALL).learn(64).save_checkpoint(tmp_path)
     model = ACER.load_checkpoint(tmp_path, gym.make("CartPole-v1"))
     with pytest.warns(UserWarning, match="nothing left to train: .* at step 64. A longer run needs more steps"):
-        model.learn(64, reset_num_timesteps=False)
+        model.learn(64)
     assert model.learn(64, reset_num_timesteps=False).num_timesteps == 128
+
+
+def test_the_call_after_a_whole_one_is_as_if_training_had_not_been_interrupted(tmp_path: Path) -> None:
+    def logged(model: ACER) -> Rows:
+        rows = Rows()
+        model.set_logger(Logger(None, [rows]))
+        return rows
+
+    whole = make_model().learn(96)
+    whole.save_checkpoint(tmp_path)
+    of_whole = logged(whole)
+    whole.learn(96, log_interval=2, reset_num_timesteps=False)
+    resumed = make_model(tmp_path)
+    of_resumed = logged(resumed)
+    resumed.learn(96, log_interval=2, reset_num_timesteps=False, checkpoint=tmp_path / "next")
+    require_same(state_of(resumed), state_of(whole))
+    assert of_resumed.rows == of_whole.rows
+    assert resumed.num_timesteps == 192
 
 
 def test_settings_that_name_a_class_are_compared(tmp_path: Path) -> None:
