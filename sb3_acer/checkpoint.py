@@ -34,14 +34,22 @@ def find_checkpoint(folder: str | Path) -> Checkpoint | None:
     :param folder: folder of checkpoints
     :return: the newest whole one, None if there is none
     """
-    for path in reversed(_all_checkpoints(Path(folder))):
-        try:
-            manifest = json.loads((path / _MANIFEST).read_text())
-            sizes = manifest["files"].items()
-            if manifest["format"] == FORMAT and all((path / name).stat().st_size == size for name, size in sizes):
-                return Checkpoint(path, manifest)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            continue
+    found = map(checkpoint_at, reversed(_all_checkpoints(Path(folder))))
+    return next((checkpoint for checkpoint in found if checkpoint is not None), None)
+
+
+def checkpoint_at(path: Path) -> Checkpoint | None:
+    """
+    :param path: folder of one checkpoint
+    :return: the checkpoint, None if it is not whole
+    """
+    try:
+        manifest = json.loads((path / _MANIFEST).read_text())
+        sizes = manifest["files"].items()
+        if manifest["format"] == FORMAT and all((path / name).stat().st_size == size for name, size in sizes):
+            return Checkpoint(path, manifest)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        pass
     return None
 
 

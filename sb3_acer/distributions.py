@@ -371,7 +371,10 @@ class Categorical(Family):
         return self._joined(_softmax_backward(self._factors(stats), self._factors(of_stats))), None
 
     def check_masks(self, masks: Any, n_rows: int, row_name: str = "row") -> np.ndarray:
-        given = np.array(masks, bool)
+        given = np.asarray(masks)
+        if given.dtype.kind == "f" and np.isnan(given).any():
+            raise ValueError(f"action_masks must not be NaN, got {given}")
+        given = given.astype(bool)
         if given.size != n_rows * self.n_stats:
             raise ValueError(f"action_masks must be of shape {(n_rows, self.n_stats)}, got {given.shape}")
         given = given.reshape(n_rows, self.n_stats)
@@ -654,7 +657,8 @@ def make_family(action_space: spaces.Space[Any], learn_log_std: bool = True) -> 
 
     :param action_space: the action space
     :param learn_log_std: see :class:`DiagonalGaussian`
-    :raises ValueError: for any other space, for MultiBinary of several dimensions, and for bounds that are NaN
+    :raises ValueError: for any other space, for MultiBinary of several dimensions, for an empty Box, and for NaN in
+        its bounds
     """
     if isinstance(action_space, spaces.Discrete):
         return Enumerated(action_space)
@@ -667,9 +671,11 @@ def make_family(action_space: spaces.Space[Any], learn_log_std: bool = True) -> 
                 "MultiDiscrete, MultiBinary of one dimension, or Box"
             )
         return Binary(action_space)
-    if isinstance(action_space, spaces.Box) and not np.isnan([action_space.low, action_space.high]).any():
-        return DiagonalGaussian(action_space, learn_log_std)
+    if isinstance(action_space, spaces.Box):
+        bounds = np.stack([action_space.low, action_space.high])
+        if bounds.size > 0 and not np.isnan(bounds).any():
+            return DiagonalGaussian(action_space, learn_log_std)
     raise ValueError(
-        "action_space must be Discrete, MultiDiscrete, MultiBinary, or Box without NaN in its bounds, "
-        f"got {action_space!r}"
+        "action_space must be Discrete, MultiDiscrete, MultiBinary, or a Box of at least one value without NaN in its "
+        f"bounds, got {action_space!r}"
     )

@@ -21,7 +21,7 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Rollout
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_acer import distributed
-from sb3_acer.checkpoint import Checkpoint, find_checkpoint, new_checkpoint
+from sb3_acer.checkpoint import Checkpoint, checkpoint_at, find_checkpoint, new_checkpoint
 from sb3_acer.checks import check_integer, require
 from sb3_acer.data_parallel import DataParallelAlgorithm, generators_of_rank
 from sb3_acer.env_state import EnvState, EnvStateError, NormalizationError, get_env_state, set_env_state
@@ -126,15 +126,16 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         If the state of the environments could not be had, or if their number or that of the ranks is another one, they
         begin new episodes, and a warning says so. For another number of ranks the replay buffers are divided evenly.
 
-        :param folder: folder of checkpoints
+        :param folder: folder of checkpoints, or of a single one
         :param env: the environment, made and wrapped as that of the saved training
         :param device: device of the networks
         :param kwargs: further arguments of :meth:`load`
         :raises ValueError: if there is no checkpoint, or a file of it is damaged
         """
-        found = find_checkpoint(folder)
+        found = find_checkpoint(folder) or checkpoint_at(Path(folder))
         if found is None:
             raise ValueError(f"folder must have a checkpoint, got {str(folder)!r}")
+        require(env is not None, "env", "made and wrapped as that of the saved training", env)
         return cls._load_checkpoint(found, env, device, **kwargs)
 
     @classmethod

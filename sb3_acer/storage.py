@@ -109,7 +109,8 @@ def opened(path: FilePath, suffix: str, name: str = "path") -> Iterator[io.Buffe
     :return: the file, open to be read; one that was open already stays open
     """
     _require_path(path, name)
-    file = open_path(path, "r", suffix=suffix)
+    has_suffix = isinstance(path, (str, pathlib.Path)) and pathlib.Path(path).suffix == f".{suffix}"
+    file = open_path(path, "r", suffix=None if has_suffix else suffix)
     try:
         yield file
     finally:

@@ -677,6 +677,7 @@ def test_masks_of_box_actions_are_an_error_unless_they_are_not_used() -> None:
     [
         ([True] * 4, r"action_masks must be of shape \(1, 5\), got \(4,\)"),
         ([[True] * 5] * 2, r"action_masks must be of shape \(1, 5\), got \(2, 5\)"),
+        ([1, 1, 1, 1, np.nan], "action_masks must not be NaN, got "),
         ([False] * 5, "action_masks must leave an action valid, got none for row 0"),
         ("no masks", "action_masks must be"),
         ([[True], [True, False]], "action_masks must be"),

@@ -298,6 +298,10 @@ def test_what_cannot_be_continued_is_said_and_left_alone(tmp_path: Path) -> None
         require_same(state_of(other), before)
     with pytest.raises(ValueError, match=r"checkpoint must be a folder for this call of learn alone, .* step 96"):
         model.learn(96, reset_num_timesteps=False, checkpoint=tmp_path)
+    with pytest.raises(ValueError, match=r"checkpoint must be the path of a folder, or None, got .*manifest.json"):
+        model.learn(96, checkpoint=next(tmp_path.glob("*/manifest.json")))
+    with pytest.raises(ValueError, match="env must be made and wrapped as that of the saved training, got None"):
+        ACER.load_checkpoint(tmp_path, None)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="checkpoint_freq must be an integer of at least 1, got 0"):
         model.learn(96, checkpoint=tmp_path / "new", checkpoint_freq=0)
     with pytest.raises(ValueError, match="checkpoint_keep must be an integer of at least 1, got 0"):
@@ -314,6 +318,14 @@ def test_a_damaged_file_is_refused(name: str, tmp_path: Path) -> None:
     (path / name).write_bytes(content)
     with pytest.raises(Exception, match=r"."):
         make_model(tmp_path)
+
+
+def test_a_checkpoint_is_also_found_by_its_own_folder(tmp_path: Path) -> None:
+    model = make_model().learn(96)
+    older = model.save_checkpoint(tmp_path)
+    model.learn(96, reset_num_timesteps=False).save_checkpoint(tmp_path)
+    assert make_model(older).num_timesteps == 96
+    assert make_model(tmp_path).num_timesteps == 192
 
 
 def test_a_copied_folder_continues(tmp_path: Path) -> None:

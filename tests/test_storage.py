@@ -235,6 +235,9 @@ def test_paths_are_understood_as_sb3_understands_them(tmp_path: Path) -> None:
         with opened(tmp_path / name, "txt") as file:
             assert file.read() == b"5"
         assert file.closed
+    for name in ("c", "c.txt"):
+        with pytest.raises(FileNotFoundError, match=r"'.*/c\.txt'"), opened(tmp_path / name, "txt"):
+            pass
 
 
 def test_links_and_permissions_of_an_older_file_are_kept(tmp_path: Path) -> None:

@@ -145,11 +145,12 @@ def main(arguments: list[str]) -> None:
     options, folder = parse(arguments)
     try:
         check_integer("--save-freq", options.save_freq)
+        check_integer("--num-timesteps", options.num_timesteps)
         env = make_atari_vec_env(options.env, options.n_envs, options.seed)
+        model = make_agent(options, env)
     except ValueError as error:
         sys.exit(f"sb3-acer run-atari: {error}")
     folder.mkdir(parents=True, exist_ok=True)
-    model = make_agent(options, env)
     kept = {name: value for name, value in vars(options).items() if name not in ("resume", "logdir")}
     with replacing(folder / SETTINGS, "json") as file:
         file.write(json.dumps(kept).encode())

@@ -15,14 +15,14 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.running_mean_std import RunningMeanStd
-from stable_baselines3.common.vec_env import VecNormalize
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 from torch import nn
 
 from sb3_acer.acer import ACER
 from sb3_acer.checks import require
 from sb3_acer.extras import require_packages
 from sb3_acer.policies import ACERPolicy
-from sb3_acer.storage import FilePath, named, opened, replacing
+from sb3_acer.storage import FilePath, opened, replacing
 
 TOLERANCE = 1e-4
 """of what a file computes, compared with the policy; constants in place of inputs differ by far more"""
@@ -193,9 +193,14 @@ class Normalizer(nn.Module):
 def _loaded(vec_normalize: VecNormalize | FilePath | None) -> VecNormalize | None:
     if vec_normalize is None or isinstance(vec_normalize, VecNormalize):
         return vec_normalize
-    with opened(vec_normalize, "pkl", "vec_normalize") as file, named(vec_normalize):
-        loaded = pickle.load(file)
-    require(isinstance(loaded, VecNormalize), "vec_normalize", "a VecNormalize, or a file of one", loaded)
+    rule = "a VecNormalize, or a file of one, as vecnormalize.pkl"
+    require(not isinstance(vec_normalize, VecEnv), "vec_normalize", rule, vec_normalize)
+    with opened(vec_normalize, "pkl", "vec_normalize") as file:
+        try:
+            loaded = pickle.load(file)
+        except Exception as error:  # whatever pickle raises because of another file
+            raise ValueError(f"vec_normalize must be {rule}, got {vec_normalize}: {error}") from error
+    require(isinstance(loaded, VecNormalize), "vec_normalize", rule, loaded)
     return loaded  # type: ignore[no-any-return]
 
 

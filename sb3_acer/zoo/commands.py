@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import gymnasium as gym
 import optuna
 import rl_zoo3.enjoy
 import rl_zoo3.train
@@ -33,7 +34,7 @@ from sb3_acer.distributed import RankError, from_first, rank, torchrun_group
 from sb3_acer.zoo.display import draw_offscreen, ffmpeg_on_path, figures_saved, watchable_env
 from sb3_acer.zoo.experiment import ARGUMENTS, LOG_FOLDER, Experiment, command, run_to_resume
 from sb3_acer.zoo.masking import Algorithms, evaluate_policy
-from sb3_acer.zoo.mistakes import in_one_line
+from sb3_acer.zoo.mistakes import in_one_line, unknown_environment
 from sb3_acer.zoo.registration import register
 from sb3_acer.zoo.study import open_storage, whole_path
 
@@ -67,7 +68,10 @@ def find_agent(exp_id: int, folder: str, algo: str, env_name: Any, *which: Any) 
     except (AssertionError, ValueError) as error:
         if "rl-trained-agents" in folder:  # the zoo then downloads the agent
             raise
-        sys.exit(f"No saved agent: {error}. To train one: {command('train', algo, env_name.gym_id, folder)}")
+        env_id = env_name.gym_id
+        known = env_id.split(":")[-1] in gym.registry
+        advice = f"To train one: {command('train', algo, env_id, folder)}" if known else unknown_environment(env_id)
+        sys.exit(f"No saved agent: {error}. {advice}")
     print(said.getvalue(), end="")
     return found
 
@@ -253,32 +257,48 @@ def plot_train(arguments: list[str]) -> None:
     """plot the reward, length or success rate of the training episodes"""
     from rl_zoo3.plots import plot_train
 
+    runs, env_names = runs_to_plot("plot-train", arguments, "*.monitor.csv")
+    episodes = [load_results(str(run)) for run in runs]
+    window = fitting_window(min(map(len, episodes), default=0))
+    plot("plot-train", plot_train, [*SAVED_LOGS, "-w", str(window)], [*arguments, "-e", *env_names])
+
+
+def runs_to_plot(name: str, arguments: list[str], files: str) -> tuple[list[Path], list[str]]:
+    """
+    :param name: of the command, which exits if there are no runs
+    :param arguments: of the command
+    :param files: pattern of the files in a run's folder that are plotted
+    :return: the folders of the runs, and the environments as they are named there
+    """
     parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("-a", "--algo")
+    parser.add_argument("-a", "--algo", "--algos", nargs="+")
     parser.add_argument("-e", "--env", nargs="+")
-    parser.add_argument("-f", "--exp-folder")
+    parser.add_argument("-f", "--exp-folder", "--exp-folders", nargs="+")
     options = parser.parse_known_args([*SAVED_LOGS, *arguments])[0]
-    names = [env_id.replace("/", "-") for env_id in options.env]  # as in the names of the runs' folders
-    window = fitting_window(Path(options.exp_folder, options.algo), names)
-    plot("plot-train", plot_train, [*SAVED_LOGS, "-w", str(window)], [*arguments, "-e", *names])
+    names = [env_id.replace("/", "-") for env_id in options.env]
+    folders = [Path(folder, algo.lower()) for folder in options.exp_folder for algo in options.algo]
+    runs = [run for folder in folders for run in folder.glob("*") if any(env_name in run.name for env_name in names)]
+    found = [run for run in runs if any(run.glob(files))]
+    if not found and not asks_for_help(arguments):
+        place = " or ".join(map(str, folders))
+        sys.exit(f"sb3-acer {name}: {place} must have a run of {' or '.join(options.env)} with {files}, got none")
+    return found, names
 
 
-def fitting_window(folder: Path, env_names: Sequence[str]) -> int:
+def fitting_window(n_episodes: int) -> int:
     """
-    :param folder: of an algorithm's runs
-    :param env_names: the environments to plot
-    :return: number of episodes for a running mean that shows the course of the shortest run: a tenth, at most 100
+    :param n_episodes: of the shortest run
+    :return: number of episodes for a running mean that shows its course: a tenth, at most 100
     """
-    runs = [run for run in folder.glob("*") if any(name in run.name for name in env_names)]
-    episodes = [load_results(str(run)) for run in runs if any(run.glob("*.monitor.csv"))]
-    return min(max(min(map(len, episodes), default=0) // 10, 5), 100)
+    return min(max(n_episodes // 10, 5), 100)
 
 
 def all_plots(arguments: list[str]) -> None:
     """plot the evaluations made during training, of one or more agents, and print a table"""
     from rl_zoo3.plots import all_plots
 
-    plot("all-plots", all_plots, SAVED_LOGS, arguments)
+    env_names = runs_to_plot("all-plots", arguments, "evaluations.npz")[1]
+    plot("all-plots", all_plots, SAVED_LOGS, [*arguments, "-e", *env_names])
 
 
 def plot_from_file(arguments: list[str]) -> None:

@@ -1,5 +1,6 @@
 """What a user has mistyped or not installed, said in one line in place of the traceback of a library."""
 
+import os
 import re
 import sys
 import traceback
@@ -10,6 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import gymnasium as gym
+import numpy as np
+import optuna
 import rl_zoo3
 import stable_baselines3
 import torch
@@ -29,8 +32,10 @@ MISTAKES = (
     gym.error.Error,
 )
 LIBRARIES = tuple(
-    str(Path(str(module.__file__)).parent) for module in (gym, rl_zoo3, stable_baselines3, torch, sb3_acer)
+    str(Path(str(module.__file__)).parent) for module in (gym, np, optuna, rl_zoo3, stable_baselines3, torch, sb3_acer)
 )
+COMPILED = ("numpy/", "<frozen ")  # how the frames of compiled modules begin
+STANDARD = str(Path(os.__file__).parent)
 TEXT_OF_AN_ARGUMENT = "<string>"
 EXTRAS = {"box2d": "box2d", "mujoco": "mujoco", "classic_control": "zoo", "classic-control": "zoo", "atari": "atari"}
 # By the beginning of their ids: the module that registers them, and the extra that it needs.
@@ -53,11 +58,17 @@ def in_one_line(command: str) -> Iterator[None]:
         yield
     except MISTAKES as error:
         frames = traceback.extract_tb(error.__traceback__)
-        of_library = frames[-1].filename.startswith((*LIBRARIES, "<frozen importlib", TEXT_OF_AN_ARGUMENT))
-        if not of_library or any(frame.name in ("learn", "objective") for frame in frames):
+        below = [*frames[2:], frames[-1]]  # the first two are those of the `with` statement
+        if not all(map(_is_of_library, below)) or any(frame.name in ("learn", "objective") for frame in frames):
             raise
         filenames = frames[-1].filename, getattr(error, "filename", None)  # the latter of a SyntaxError
         sys.exit(f"sb3-acer {command}: {explained(error, TEXT_OF_AN_ARGUMENT in filenames)}")
+
+
+def _is_of_library(frame: traceback.FrameSummary) -> bool:
+    name = frame.filename
+    is_standard = name.startswith(STANDARD) and "site-packages" not in name
+    return is_standard or name.startswith((*LIBRARIES, *COMPILED, TEXT_OF_AN_ARGUMENT))
 
 
 def explained(error: Exception, in_argument: bool = False) -> str:
@@ -79,6 +90,8 @@ def explained(error: Exception, in_argument: bool = False) -> str:
         return unknown_environment(unknown[1])
     if isinstance(error, ModuleNotFoundError):
         return f"{text}. --gym-packages must name modules in this folder, or installed ones"
+    if isinstance(error, FileNotFoundError) and str(error.filename).endswith(".yml"):
+        return f"{text}. -conf must name a file of hyperparameters with an entry for the environment"
     if isinstance(error, KeyError):
         is_id = re.search(r"-v\d+$", str(error.args[0])) is not None
         return unknown_environment(str(error.args[0])) if is_id else f"the settings must have {text}"

@@ -11,7 +11,7 @@ import optuna
 from optuna.exceptions import ExperimentalWarning
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage, RetryHeartbeatStaleTrialCallback
 from optuna.storages.journal import JournalFileBackend
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 HEARTBEAT = 60
 """
@@ -26,7 +26,7 @@ def open_storage(storage: str, attempts: int = 8) -> BaseStorage:
     tables and only the first succeeds. The others wait and try again.
 
     :param storage: path of a journal file, which ends in .log, or URL of a database
-    :param attempts: number of attempts
+    :param attempts: number of attempts, after which the program exits
     """
     if storage.endswith(".log"):
         Path(storage).parent.mkdir(parents=True, exist_ok=True)
@@ -36,9 +36,10 @@ def open_storage(storage: str, attempts: int = 8) -> BaseStorage:
             warnings.simplefilter("ignore", ExperimentalWarning)  # Optuna's heartbeat, and its callback
             retry = RetryHeartbeatStaleTrialCallback(max_retry=1)
             return RDBStorage(storage, heartbeat_interval=HEARTBEAT, heartbeat_stale_trial_callback=retry)
-    except SQLAlchemyError:
-        if attempts == 1:
-            raise
+    except SQLAlchemyError as error:
+        if attempts == 1 or isinstance(error, ArgumentError):
+            reason = str(error).splitlines()[0]
+            sys.exit(f"sb3-acer: --storage must be a file NAME.log or a database that can be opened: {reason}")
     time.sleep(random.uniform(0.1, 0.5))
     return open_storage(storage, attempts - 1)
 

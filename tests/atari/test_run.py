@@ -190,6 +190,10 @@ def test_what_cannot_be_run_ends_with_one_line(tmp_path: Path) -> None:
         resume(tmp_path)
     with pytest.raises(SystemExit, match="run-atari: env_id must be the id of an Atari game"):
         run(tmp_path, "--env", "CartPole-v1")
+    with pytest.raises(SystemExit, match="run-atari: --num-timesteps must be an integer of at least 1, got -4"):
+        run(tmp_path, "--num-timesteps=-4")
+    with pytest.raises(SystemExit, match="run-atari: seed must be an integer of at least 0, got -4"):
+        run(tmp_path, "--seed=-4")
     assert not list(tmp_path.iterdir())
     (tmp_path / "run-atari.json").write_text("{}")
     with pytest.raises(SystemExit, match="continue it with --resume, or use another --logdir"):

@@ -204,7 +204,8 @@ def test_a_file_that_computes_other_numbers_is_refused() -> None:
     ("arguments", "message"),
     [
         (("MlpPolicy", "agent.onnx"), "model must be an agent of ACER"),
-        ((None, "agent.onnx", env_of(VECTOR, VECTOR)), "vec_normalize must be"),
+        ((None, "agent.onnx", env_of(VECTOR, VECTOR)), "vec_normalize must be a VecNormalize, or a file of one"),
+        ((None, "agent.onnx", Path(__file__)), "vec_normalize must be a VecNormalize, or a file of one, .* got .*.py:"),
         ((None, "agent.onnx", normalized(spaces.Box(-1, 1, (3,)))), "vec_normalize must be of the agent's observation"),
         ((None, 5), "path must be a path"),
     ],

@@ -1,5 +1,6 @@
 """The commands: rl-zoo's scripts with ACER registered."""
 
+import re
 import shlex
 import shutil
 import subprocess
@@ -109,13 +110,24 @@ def test_train_shows_a_progress_bar_where_the_output_is_a_terminal(monkeypatch: 
         assert ("--progress" in arguments_of_train("--env", "Acrobot-v1")) is is_terminal
 
 
-def test_a_running_mean_is_over_a_tenth_of_the_shortest_run(tmp_path: Path) -> None:
-    for name, n_episodes in (("A-v0_1", 400), ("A-v0_2", 200), ("B-v0_1", 20), ("C-v0_1", 5000), ("D-v0_1", 0)):
-        (tmp_path / name).mkdir()
-        rows = "".join(f"1.0,5,{index}\n" for index in range(n_episodes))
-        (tmp_path / name / "0.monitor.csv").write_text(f'#{{"t_start": 0.0}}\nr,l,t\n{rows}')
-    windows = [commands.fitting_window(tmp_path, [env_id]) for env_id in ("A-v0", "B-v0", "C-v0", "D-v0", "E-v0")]
-    assert windows == [20, 5, 100, 5, 5]
+def test_the_runs_of_an_environment_are_plotted_and_none_is_one_line(tmp_path: Path) -> None:
+    run = tmp_path / "acer" / "MinAtar-Breakout-v1_1"
+    run.mkdir(parents=True)
+    (run.parent / "CartPole-v1_1").mkdir()
+    (run / "0.monitor.csv").touch()
+    arguments = ["-f", str(tmp_path), "-e", "MinAtar/Breakout-v1"]
+    assert commands.runs_to_plot("plot-train", arguments, "*.monitor.csv") == ([run], ["MinAtar-Breakout-v1"])
+    for name, files, env_id in (
+        ("plot-train", "*.monitor.csv", "CartPole-v1"),
+        ("all-plots", "evaluations.npz", "MinAtar/Breakout-v1"),
+    ):
+        message = f"sb3-acer {name}: {tmp_path}/acer must have a run of {env_id} with {files}, got none"
+        with pytest.raises(SystemExit, match=re.escape(message)):
+            commands.main([name, "-f", str(tmp_path), "-e", env_id])
+
+
+def test_a_running_mean_is_over_a_tenth_of_the_shortest_run() -> None:
+    assert [commands.fitting_window(n_episodes) for n_episodes in (200, 20, 5000, 0)] == [20, 5, 100, 5]
 
 
 def arguments_of_tune(*arguments: str) -> list[str]:
@@ -197,6 +209,13 @@ def test_no_saved_agent_is_one_line_that_names_the_command_that_makes_one(
     assert capsys.readouterr().out == ""
 
 
+def test_no_agent_of_a_mistyped_environment_is_said_to_be_mistyped(shell: Path) -> None:
+    with pytest.raises(
+        SystemExit, match=r"No saved agent: .* must be the id of a registered .*, near to 'CartPole-v1'"
+    ):
+        commands.main(["enjoy", "--env", "CartPol-v1"])
+
+
 def test_the_newest_run_is_the_newest_that_has_an_agent(tmp_path: Path) -> None:
     runs = [tmp_path / "acer" / f"CartPole-v1_{number}" for number in (1, 2, 3)]
     for run in runs:
@@ -245,7 +264,7 @@ def test_without_ffmpeg_record_training_says_so_at_once(shell: Path, monkeypatch
     [
         ("record-training", "The logs/acer folder was not found"),
         ("benchmark", "No such file or directory: 'logs'"),
-        ("plot-train", "No such file or directory: 'logs/acer'"),
+        ("plot-train", "logs/acer must have a run of CartPole-v1 with *.monitor.csv, got none"),
     ],
 )
 def test_nothing_saved_is_one_line(command: str, message: str, shell: Path) -> None:

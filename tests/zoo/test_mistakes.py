@@ -67,6 +67,9 @@ def knobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         (["-params", "n_steps:-1"], "n_steps must be an integer of at least 1, got -1"),
         (["-params", "learning_starts:5"], "ACER has no argument 'learning_starts'; instead it has replay_start"),
         (["-conf", "none.yml"], "No such file or directory: 'none.yml'"),
+        (["--algo", "ppo_mask"], "ppo_mask.yml'. -conf must name a file of hyperparameters with an entry"),
+        (["--seed", "4294967296"], "Seed must be between 0 and 2**32 - 1"),
+        (["-f", f"{__file__}/logs"], "Not a directory"),
         (["--trained-agent", "none.zip"], "The trained_agent must be a valid path to a .zip file"),
     ],
 )

@@ -46,6 +46,18 @@ def test_a_storage_that_is_none_is_one_line(shell: Path) -> None:
         commands.main(["tune", "--storage", "study.db"])
 
 
+@pytest.mark.parametrize(
+    ("storage", "reason"),
+    [("postgres://host/b", "Can't load plugin"), ("sqlite:////no/folder/b.db", "unable to open database file")],
+)
+def test_a_database_that_cannot_be_opened_is_one_line(storage: str, reason: str) -> None:
+    with pytest.raises(
+        SystemExit, match=rf"^sb3-acer: --storage must be a file NAME.log or a database .*{reason}"
+    ) as end:
+        study.open_storage(storage, attempts=1)
+    assert len(str(end.value).splitlines()) == 1
+
+
 def test_the_command_that_tune_prints_adds_a_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second worker does all of its trials during the first trial of the first worker."""
     here, there = tmp_path / "here", tmp_path / "there"
