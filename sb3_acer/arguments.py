@@ -1,6 +1,7 @@
 """The rules of ACER's arguments, as a table."""
 
 import os
+import warnings
 from collections.abc import Callable
 from difflib import get_close_matches
 from functools import partial, wraps
@@ -89,7 +90,10 @@ P = ParamSpec("P")
 
 
 def explain_other_names(init: Callable[P, None]) -> Callable[P, None]:
-    """Of the constructor: the TypeError for an argument of another algorithm of SB3 says what is here instead."""
+    """
+    Of the constructor: the TypeError for an argument of another algorithm of SB3 says what is here instead, and a
+    warning that the third argument is not the learning rate.
+    """
     own = signature(init).parameters
 
     @wraps(init)
@@ -100,6 +104,13 @@ def explain_other_names(init: Callable[P, None]) -> Callable[P, None]:
                 raise TypeError(f"ACER has no argument {name!r}; {instead}")
             if near := get_close_matches(name, own, n=1):
                 raise TypeError(f"ACER has no argument {name!r}; it has {near[0]!r}")
+        third = args[3] if len(args) > 3 else None
+        if isinstance(third, float) and 0 < third < 0.1:
+            warnings.warn(
+                f"the third argument is gamma, as in stable-baselines, got {third}: if that is the learning rate, "
+                f"write learning_rate={third}",
+                stacklevel=2,
+            )
         init(*args, **kwargs)
 
     return explained

@@ -4,6 +4,7 @@ import gc
 import inspect
 import pickle
 import re
+import warnings
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
@@ -912,6 +913,16 @@ def test_a_name_that_is_mistyped_says_what_is_near() -> None:
     mistyped: dict[str, Any] = {"learning_rat": 1e-3}
     with pytest.raises(TypeError, match="ACER has no argument 'learning_rat'; it has 'learning_rate'"):
         small(**mistyped)
+
+
+def test_a_learning_rate_in_the_place_of_gamma_is_warned_of() -> None:
+    with pytest.warns(UserWarning, match=r"third argument is gamma, .* got 0.0003: .* learning_rate=0.0003") as caught:
+        ACER("MlpPolicy", "CartPole-v1", 3e-4)
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ACER("MlpPolicy", "CartPole-v1", 0.9)
+        ACER("MlpPolicy", "CartPole-v1", gamma=0.0)
 
 
 def in_a_dict() -> gym.Env[Any, Any]:
