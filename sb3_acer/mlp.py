@@ -1,32 +1,12 @@
-"""Fully connected networks: the modules that hold their layers, and how an update runs them in few operations."""
+"""Fully connected networks, and how an update runs them in few operations."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch as th
-from stable_baselines3.common.torch_layers import create_mlp
 from torch import nn
 from torch.nn import functional as F
-
-
-class MLP(nn.Sequential):
-    """
-    Hidden layers, run without the cost of calling each of them as a module, a third of a small network's time. Forward
-    hooks of single layers do not run.
-
-    :param input_dim: width of the input
-    :param widths: widths of the layers
-    :param activation_fn: activation function
-    """
-
-    def __init__(self, input_dim: int, widths: list[int], activation_fn: type[nn.Module]) -> None:
-        super().__init__(*create_mlp(input_dim, -1, widths, activation_fn))
-
-    def forward(self, input: th.Tensor) -> th.Tensor:
-        for module in self._modules.values():
-            input = module.forward(input)
-        return input
 
 
 class Activation(NamedTuple):
@@ -79,30 +59,43 @@ class Layer(NamedTuple):
 
 class Chain:
     """
-    Modules one after another: what ``nn.Sequential`` computes, without the cost of calling modules. Hooks of single
-    modules do not run.
-
-    A chain of linear layers with tanh or ReLU between them is differentiated by hand, see :class:`Pass`.
+    Modules one after another: what ``nn.Sequential`` computes. Linear layers with tanh or ReLU between them are run
+    without the cost of calling modules, a third of a small network's time, and differentiated by hand, see
+    :class:`Pass`; but not while they have hooks.
 
     :param modules: the modules; the parts of an ``nn.Sequential`` count as single modules
     """
 
     def __init__(self, *modules: nn.Module) -> None:
-        self.modules = list(_flatten(modules))
-        self.layers = _find_layers(self.modules)
-        """None for a chain that autograd has to differentiate"""
+        self._modules = modules
+        parts = [part for module in modules for part in module.modules()]
+        kinds = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+        self._hooks: list[dict[int, Any]] = [getattr(part, kind) for part in parts for kind in kinds]
+        self._layers = None if any(self._hooks) else _find_layers(list(_flatten(modules)))
+        self._parameters = [part for layer in self._layers or [] for part in layer[:2] if part is not None]
         self._places: list[int] = []
         self._arrays: list[tuple[np.ndarray, np.ndarray | None, Activation | None]] = []  # the layers' own memory
+
+    @property
+    def layers(self) -> list[Layer] | None:
+        """None for a chain whose modules have to be called"""
+        return None if any(self._hooks) else self._layers
+
+    @property
+    def layers_to_differentiate(self) -> list[Layer] | None:
+        """None for a chain that autograd has to differentiate"""
+        return None if any(map(_has_hooks, self._parameters)) else self.layers
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_places": [], "_arrays": []}
 
     def __call__(self, input: th.Tensor) -> th.Tensor:
-        if self.layers is None:
-            for module in self.modules:
-                input = module.forward(input)
+        layers = self.layers
+        if layers is None:
+            for module in self._modules:
+                input = module(input)
             return input
-        for weight, bias, activation in self.layers:
+        for weight, bias, activation in layers:
             input = F.linear(input, weight, bias)
             if activation is not None:
                 input = activation.function(input)
@@ -125,13 +118,13 @@ class Chain:
         :param input: ``[N, I]``
         :return: ``[N, O]``
         """
-        assert self.layers is not None
-        places = [tensor.data_ptr() for layer in self.layers for tensor in layer[:2] if tensor is not None]
+        assert self._layers is not None
+        places = [parameter.data_ptr() for parameter in self._parameters]
         if self._places != places:  # the parameters have been moved
             self._places = places
             self._arrays = [
                 (weight.data.numpy().T, None if bias is None else bias.data.numpy(), activation)
-                for weight, bias, activation in self.layers
+                for weight, bias, activation in self._layers
             ]
         for weight, bias, activation in self._arrays:
             input = input @ weight
@@ -146,10 +139,10 @@ class Chain:
         :param input: ``[N, I]``
         :return: the input, and the outputs of all layers after it, without gradients
         """
-        assert self.layers is not None
+        assert self._layers is not None
         outputs = [input.detach()]
         with th.no_grad():
-            for weight, bias, activation in self.layers:
+            for weight, bias, activation in self._layers:
                 output = F.linear(outputs[-1], weight, bias)
                 outputs.append(output if activation is None else activation.overwriting(output))
         return outputs
@@ -163,9 +156,9 @@ class Chain:
         :param of_input: whether the gradient with respect to the input is needed
         :return: the gradient with respect to the input
         """
-        assert self.layers is not None
-        for index in range(len(self.layers) - 1, -1, -1):
-            weight, bias, activation = self.layers[index]
+        assert self._layers is not None
+        for index in range(len(self._layers) - 1, -1, -1):
+            weight, bias, activation = self._layers[index]
             if activation is not None:
                 gradient = activation.backward(gradient, outputs[index + 1])
             add_product(weight, gradient.t(), outputs[index])
@@ -179,9 +172,8 @@ class Chain:
 class Pass:
     """
     A forward pass through a chain, and the backward pass. Linear layers with tanh or ReLU are differentiated by hand:
-    autograd's record of each operation is a third of a small network's time.
-
-    The backward pass adds to ``grad`` of the parameters, as autograd's does, but hooks of these parameters do not run.
+    autograd's record of each operation is a third of a small network's time. The backward pass adds to ``grad`` of the
+    parameters, as autograd's does.
 
     :param chain: the chain
     :param input: ``[N, I]``
@@ -189,7 +181,8 @@ class Pass:
 
     def __init__(self, chain: Chain, input: th.Tensor) -> None:
         self._chain, self._input = chain, input
-        if chain.layers is None:
+        self._by_hand = chain.layers_to_differentiate is not None
+        if not self._by_hand:
             with th.inference_mode(False), th.enable_grad():
                 self._outputs = [chain(input)]
         else:
@@ -202,7 +195,7 @@ class Pass:
         :param gradient: with respect to the output, ``[N, O]``
         :return: a tensor from which autograd has to go on, and the gradient with respect to it; None if there is none
         """
-        if self._chain.layers is None:
+        if not self._by_hand:
             output = self._outputs[-1]
             return (output, gradient) if output.requires_grad else None
         of_input = self._chain.backward(self._outputs, gradient, self._input.requires_grad)
@@ -211,7 +204,7 @@ class Pass:
 
 def _flatten(modules: Sequence[nn.Module]) -> Iterator[nn.Module]:
     for module in modules:
-        if type(module) in (nn.Sequential, MLP):
+        if type(module) is nn.Sequential:
             yield from _flatten(list(module.children()))
         else:
             yield module
@@ -227,6 +220,10 @@ def _find_layers(modules: Sequence[nn.Module]) -> list[Layer] | None:
         else:
             return None
     return layers
+
+
+def _has_hooks(parameter: th.Tensor) -> bool:
+    return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
 
 
 def add_gradient(parameter: th.Tensor, gradient: th.Tensor) -> None:

@@ -15,6 +15,7 @@ from stable_baselines3.common.torch_layers import (
     CombinedExtractor,
     FlattenExtractor,
     NatureCNN,
+    create_mlp,
 )
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from stable_baselines3.common.utils import obs_as_tensor
@@ -32,7 +33,7 @@ from sb3_acer.checks import (
 )
 from sb3_acer.distributions import make_family
 from sb3_acer.heads import DuelingHead, QHead
-from sb3_acer.mlp import MLP, Chain, Pass, add_gradient
+from sb3_acer.mlp import Chain, Pass, add_gradient
 from sb3_acer.parameters import FlatParameters
 from sb3_acer.prediction import PredictionInterface
 from sb3_acer.recurrent import GRU, LSTM, Identity, LayerNormLSTM, Recurrent
@@ -255,8 +256,8 @@ class ACERPolicy(PredictionInterface):
         self.state_size = self.pi_recurrent.state_size + (0 if self._shares_state else self.q_recurrent.state_size)
         pi_dim, q_dim = self.pi_recurrent.output_size, self.q_recurrent.output_size
         pi_arch, q_arch = _split_net_arch(self.net_arch)
-        self.pi_net = MLP(pi_dim, pi_arch, self.activation_fn)
-        self.q_net = MLP(q_dim, q_arch, self.activation_fn)
+        self.pi_net = nn.Sequential(*create_mlp(pi_dim, -1, pi_arch, self.activation_fn))
+        self.q_net = nn.Sequential(*create_mlp(q_dim, -1, q_arch, self.activation_fn))
         self.pi_head = nn.Linear((pi_arch or [pi_dim])[-1], self.family.n_outputs)
         self.log_std = None
         if self.family.n_log_std:
@@ -323,9 +324,9 @@ class ACERPolicy(PredictionInterface):
             self.flat.connect(self.optimizer)
 
     def _can_act_on_arrays(self) -> bool:
-        """Whether :meth:`step` is nothing but a chain of layers on the CPU."""
+        """Whether :meth:`step` is nothing but the policy's chain, on the CPU."""
         weight, own = self.pi_head.weight, type(self)
-        is_chain = self._is_vector and not self.state_size and self._pi_chain.layers is not None
+        is_chain = self._is_vector and not self.state_size
         is_plain = own.step is ACERPolicy.step and own.extract_features is ACERPolicy.extract_features
         return is_chain and is_plain and weight.device.type == "cpu" and weight.dtype == th.float32
 
@@ -426,7 +427,7 @@ class ACERPolicy(PredictionInterface):
         :param masks: ``[N, P]``
         :return: statistics of pi(.|x), ``[N, P]``, and the recurrent states after the step, ``[N, W]``
         """
-        if self._acts_on_arrays and isinstance(observations, np.ndarray):
+        if self._acts_on_arrays and self._pi_chain.layers is not None and isinstance(observations, np.ndarray):
             outputs = self._pi_chain.of_array(observations.astype(np.float32, copy=False))
             log_std = self.log_std
             log_std_array = None if log_std is None else log_std.detach().numpy()

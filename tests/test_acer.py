@@ -1638,3 +1638,13 @@ def test_images_that_are_too_small_for_the_convolutions_are_refused() -> None:
     env = FakeImageEnv(screen_height=16, screen_width=16, n_channels=1)
     with pytest.raises(ValueError, match=r"observation_space must have images .*, 36 x 36 at least .*, got Box"):
         ACER("CnnPolicy", env)
+
+
+def test_hooks_of_layers_run_in_training_and_in_acting() -> None:
+    model = ACER("MlpPolicy", "CartPole-v1", n_steps=8, replay_ratio=0, device="cpu")
+    rows: list[int] = []
+    model.policy.pi_net[0].register_forward_hook(lambda module, inputs, output: rows.append(len(output)))
+    model.predict(np.zeros((3, 4), np.float32))
+    assert rows == [3]
+    model.learn(8)
+    assert rows == [3, *[1] * 8, 9]

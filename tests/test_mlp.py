@@ -1,8 +1,10 @@
+from typing import Any
+
 import pytest
 import torch as th
 from torch import nn
 
-from sb3_acer.mlp import MLP, Chain, Pass
+from sb3_acer.mlp import Chain, Pass
 
 MODULES: dict[str, tuple[type[nn.Module], ...]] = {
     "tanh": (nn.Tanh,),
@@ -26,16 +28,52 @@ def network(activations: tuple[type[nn.Module], ...], ends_with_activation: bool
     return nn.Sequential(*layers, *([nn.ReLU()] if ends_with_activation else [])).double()
 
 
-@pytest.mark.parametrize("hidden", [[], [5], [5, 7, 3]], ids=str)
-@pytest.mark.parametrize("activation_fn", [nn.Tanh, nn.ReLU])
-def test_hidden_layers_compute_what_their_modules_do(hidden: list[int], activation_fn: type[nn.Module]) -> None:
-    layers, inputs = MLP(4, hidden, activation_fn), th.randn(6, 4, requires_grad=True)
-    plain = nn.Sequential(*layers)
-    assert th.equal(layers(inputs), plain(inputs))
-    ours, theirs = (th.autograd.grad(module(inputs).square().sum(), inputs)[0] for module in (layers, plain))
-    assert th.equal(ours, theirs)
-    assert [layer.out_features for layer in layers if isinstance(layer, nn.Linear)] == hidden
-    assert layers.state_dict().keys() == plain.state_dict().keys()
+HOOKS: dict[str, Any] = {
+    "of a layer's input": lambda module, hook: module[0].register_forward_pre_hook(hook),
+    "of a layer's output": lambda module, hook: module[1].register_forward_hook(hook),
+    "of all": lambda module, hook: module.register_forward_hook(hook),
+    "of a layer's gradient": lambda module, hook: module[2].register_full_backward_hook(hook),
+    "of a parameter's gradient": lambda module, hook: module[0].weight.register_hook(hook),
+    "of an added gradient": lambda module, hook: module[0].weight.register_post_accumulate_grad_hook(hook),
+}
+
+
+@pytest.mark.parametrize("register", HOOKS.values(), ids=HOOKS)
+def test_hooks_run_while_there_are_any(register: Any) -> None:
+    module, inputs = network((nn.Tanh,), False), th.randn(3, 4, dtype=th.float64)
+    chain, calls = Chain(module), []
+
+    def learn() -> list[th.Tensor]:
+        module.zero_grad()
+        found = Pass(chain, inputs)
+        rest = found.backward(th.ones_like(found.output))
+        if rest is not None:
+            th.autograd.backward(*rest)
+        return [found.output, *(th.as_tensor(parameter.grad).clone() for parameter in module.parameters())]
+
+    plain = learn()
+    registered = register(module, lambda *args: calls.append(args))
+    hooked = learn()
+    assert len(calls) == 1
+    registered.remove()
+    for values in (hooked, learn()):
+        for value, expected in zip(values, plain, strict=True):
+            close(value, expected)
+    assert len(calls) == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated")
+@pytest.mark.parametrize("normalize", [th.nn.utils.weight_norm, th.nn.utils.parametrizations.weight_norm])
+def test_weights_that_are_computed_from_others_learn(normalize: Any) -> None:
+    module, inputs = network((nn.Tanh,), False), th.randn(3, 4, dtype=th.float64)
+    normalize(module[0])
+    expected = th.autograd.grad(module(inputs).sum(), list(module.parameters()))
+    found = Pass(Chain(module), inputs)
+    rest = found.backward(th.ones_like(found.output))
+    assert rest is not None
+    th.autograd.backward(*rest)
+    for parameter, gradient in zip(module.parameters(), expected, strict=True):
+        close(th.as_tensor(parameter.grad), gradient)
 
 
 @pytest.mark.parametrize("activations", MODULES.values(), ids=MODULES)

@@ -270,7 +270,7 @@ class OwnModule(MlpPolicy):
 
     def _build(self) -> None:
         super()._build()
-        self.pi_net = nn.Sequential(Scale(), *self.pi_net)  # type: ignore[assignment]
+        self.pi_net = nn.Sequential(Scale(), *self.pi_net)
 
 
 class Adam2(th.optim.Adam):

@@ -18,10 +18,9 @@ from stable_baselines3.common.preprocessing import (
     is_image_space,
     is_image_space_channels_first,
 )
-from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, create_mlp
 from torch import nn
 
-from sb3_acer.mlp import MLP
 from sb3_acer.policies import ACERPolicy
 from sb3_acer.sb2_compat.pickles import Record, listed, shown
 
@@ -62,7 +61,8 @@ class SharedLayers(BaseFeaturesExtractor):
         self, observation_space: spaces.Space[Any], net_arch: list[int], activation_fn: type[nn.Module]
     ) -> None:
         super().__init__(observation_space, net_arch[-1])
-        self.layers = MLP(get_flattened_obs_dim(observation_space), net_arch, activation_fn)
+        inputs = get_flattened_obs_dim(observation_space)
+        self.layers = nn.Sequential(*create_mlp(inputs, -1, net_arch, activation_fn))
 
     def forward(self, observations: th.Tensor) -> th.Tensor:
         features: th.Tensor = self.layers(observations.flatten(1))
