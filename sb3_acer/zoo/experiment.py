@@ -125,6 +125,7 @@ class Experiment(ExperimentManager):
     def create_callbacks(self) -> None:
         """The zoo's callbacks evaluate, save and print. They are called once for ``n_envs`` steps of each rank."""
         self.n_envs = check_integer("n_envs", self.n_envs)
+        self.eval_env_kwargs = self.eval_env_kwargs or self.env_kwargs  # the zoo leaves out those of the entry
         if self.evaluates_often:
             self.eval_freq = min(self.eval_freq, max(int(self.n_timesteps) // 10, 1))
         if distributed.rank() == 0:
@@ -288,7 +289,6 @@ class Experiment(ExperimentManager):
     def evaluate(self, model: BaseAlgorithm, agent: str) -> None:
         self.verbose = 0
         self.trained_agent = agent  # makes the zoo load this run's VecNormalize statistics instead of starting new ones
-        self.eval_env_kwargs = self.eval_env_kwargs or self.env_kwargs
         env: VecEnv | None = None
         # First as the entry means it. A stochastic policy may score quite differently in the other way.
         for deterministic in [self.deterministic_eval, not self.deterministic_eval][: 1 + isinstance(model, ACER)]:

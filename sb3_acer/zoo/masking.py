@@ -59,8 +59,9 @@ class Algorithms(dict[str, Any]):
         self._env: VecEnv | None = None
 
     def create_env(self, *args: Any, **kwargs: Any) -> VecEnv:
-        """To replace the zoo's ``create_test_env``."""
-        self._env = self._create_env(*args, **kwargs)
+        """To replace the zoo's ``create_test_env``, which leaves out the entry's ``env_kwargs``."""
+        of_entry = kwargs["hyperparams"].get("env_kwargs", {})
+        self._env = self._create_env(*args, **kwargs | {"env_kwargs": {**of_entry, **kwargs["env_kwargs"]}})
         return self._env
 
     def __getitem__(self, name: str) -> Any:

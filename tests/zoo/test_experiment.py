@@ -19,6 +19,7 @@ from sb3_acer import ACER
 from sb3_acer.checkpoint import find_checkpoint
 from sb3_acer.resuming import StopOnSignal
 from sb3_acer.zoo import commands, experiment, registration
+from sb3_acer.zoo.masking import Algorithms
 from sb3_acer.zoo.registration import convert_acer_params
 from tests.zoo.conftest import HYPERPARAMS, SEARCH, SHORT_RUN, finished_trials, sb3_acer
 
@@ -41,6 +42,21 @@ def test_train_says_where_the_agent_is_and_how_good_it_is(trained: tuple[Path, s
     assert "To watch the agent: sb3-acer enjoy" in lines
     assert isinstance(ACER.load(folder / "logs/acer/CartPole-v1_1/CartPole-v1.zip"), ACER)
     assert (folder / "logs/acer/CartPole-v1_1/learning_curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_arguments_of_an_entrys_environment_hold_wherever_it_is_made(tmp_path: Path) -> None:
+    conf = tmp_path / "conf.yml"
+    entry = {"n_timesteps": 200, "policy": "MlpPolicy", "env_kwargs": {"sutton_barto_reward": True}}
+    conf.write_text(yaml.safe_dump({"CartPole-v1": entry}))
+    evaluated = ("--eval-freq", "100", "--eval-episodes", "2", "--n-eval-envs", "1")
+    printed = sb3_acer("train", "-conf", str(conf), *evaluated, cwd=tmp_path)
+    assert printed.count("Mean reward: -1.00 +/- 0.00") == 2  # -1 at the end of an episode
+    assert (np.load(next(tmp_path.rglob("evaluations.npz")))["results"] == -1).all()
+    assert "Mean reward: -1.00" in sb3_acer("enjoy", "--no-render", "-n", "600", cwd=tmp_path)
+    made: list[dict[str, Any]] = []
+    algorithms = Algorithms({}, lambda *args, **kwargs: made.append(kwargs))  # type: ignore[arg-type]
+    algorithms.create_env("CartPole-v1", hyperparams=entry, env_kwargs={"render_mode": "rgb_array"})
+    assert made[0]["env_kwargs"] == {"sutton_barto_reward": True, "render_mode": "rgb_array"}
 
 
 def test_train_leaves_what_the_zoos_own_script_leaves_and_the_picture(trained: tuple[Path, str]) -> None:
