@@ -6,7 +6,6 @@ import math
 import warnings
 from collections.abc import Iterator
 from copy import copy, deepcopy
-from inspect import signature
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, cast
 
@@ -29,7 +28,16 @@ from sb3_acer.arguments import (
     make_env,
 )
 from sb3_acer.buffer import SequenceBatch, SequenceReplayBuffer
-from sb3_acer.checks import check_boolean, check_device, check_integer, check_kwargs, check_number, check_seed, require
+from sb3_acer.checks import (
+    check_boolean,
+    check_device,
+    check_integer,
+    check_kwargs,
+    check_number,
+    check_seed,
+    constructor_arguments,
+    require,
+)
 from sb3_acer.data_parallel import generators_of_rank
 from sb3_acer.distributions import make_family
 from sb3_acer.policies import (
@@ -266,9 +274,7 @@ class ACER(StableBaselinesInterface):
         loaded_rngs = self._rngs
         self.set_random_seed(self.seed)
         self._rngs = loaded_rngs or self._rngs
-        policy_kwargs: dict[str, Any] = {
-            key: dict(value) if isinstance(value, dict) else value for key, value in self.policy_kwargs.items()
-        }
+        policy_kwargs = _copied(self.policy_kwargs)
         optimizer_class = policy_kwargs.get("optimizer_class", RMSpropTFLike)
         if isinstance(optimizer_class, type) and issubclass(optimizer_class, RMSpropTFLike):
             rmsprop = {"alpha": self.rprop_alpha, "eps": self.rprop_epsilon}
@@ -345,7 +351,7 @@ class ACER(StableBaselinesInterface):
         """
         check_boolean("print_system_info", print_system_info)
         check_boolean("force_reset", force_reset)
-        unknown = [name for name in kwargs if name not in signature(cls).parameters or name in _OF_THE_SAVED_AGENT]
+        unknown = [name for name in kwargs if name not in constructor_arguments(cls) or name in _OF_THE_SAVED_AGENT]
         rule = f"arguments of the constructor other than {' and '.join(_OF_THE_SAVED_AGENT)}"
         require(not unknown, "keyword arguments of load", rule, ", ".join(unknown))
         _set_num_threads(kwargs.pop("num_procs", None), kwargs.pop("n_cpu_tf_sess", None), stacklevel=3)
@@ -568,8 +574,13 @@ class ACER(StableBaselinesInterface):
 
 def _with_optimizer(policy_class: type[ACERPolicy], policy_kwargs: dict[str, Any]) -> dict[str, Any]:
     """A copy that names the policy's default optimiser: agents that name none were saved when all had RMSProp."""
-    policy_kwargs, default = deepcopy(policy_kwargs), policy_class.default_optimizer(policy_kwargs)
+    policy_kwargs, default = _copied(policy_kwargs), policy_class.default_optimizer(policy_kwargs)
     return policy_kwargs if default is RMSpropTFLike else {"optimizer_class": default, **policy_kwargs}
+
+
+def _copied(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """A copy with its dicts and lists copied, and the same modules in them."""
+    return {key: copy(value) if isinstance(value, (dict, list)) else value for key, value in kwargs.items()}
 
 
 def _set_num_threads(num_procs: Any, n_cpu_tf_sess: Any, stacklevel: int) -> None:

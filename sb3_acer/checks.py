@@ -94,6 +94,21 @@ def check_kwargs(
     return value or {}
 
 
+def constructor_arguments(cls: type) -> set[str]:
+    """
+    :param cls: a class
+    :return: the names of its constructor's arguments, with those of its parents' that it takes as ``**kwargs``
+    """
+    names: set[str] = set()
+    for parent in cls.__mro__:
+        if "__init__" in vars(parent):
+            parameters = list(inspect.signature(vars(parent)["__init__"]).parameters.values())[1:]
+            names.update(each.name for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD))
+            if not any(each.kind is each.VAR_KEYWORD for each in parameters):
+                break
+    return names
+
+
 def check_device(name: str, value: Any) -> th.device:
     """
     :return: the device

@@ -108,7 +108,10 @@ class Family(ABC):
         :return: the masks, bool, ``[N, P]``
         :raises ValueError: if they are of another shape, if a factor has no valid outcome, and for Box
         """
-        raise ValueError(f"action_masks must be None for the action space {self.action_space!r}, got masks")
+        raise ValueError(
+            f"action_masks must be None for the action space {self.action_space!r}, got masks "
+            "(learn(use_masking=False) ignores those of an environment)"
+        )
 
     def trace_roots(self, masks: th.Tensor) -> int | th.Tensor:
         """

@@ -15,6 +15,7 @@ import numpy as np
 from sb3_contrib.common.maskable.utils import EXPECTED_METHOD_NAME, get_action_masks, is_masking_supported
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 
+from sb3_acer.checks import require
 from sb3_acer.distributions import Family
 from sb3_acer.env_state import call_in_envs
 
@@ -26,6 +27,7 @@ def has_masks(env: VecEnv) -> bool:
     """
     :param env: a vectorised environment
     :return: whether it has masks; if so, it adds those of final observations to ``info`` from now on
+    :raises ValueError: if its attribute ``action_masks`` is no method
     """
     is_own = isinstance(env.unwrapped, (DummyVecEnv, SubprocVecEnv))
     try:  # others than SB3's may have None for every attribute
@@ -33,7 +35,8 @@ def has_masks(env: VecEnv) -> bool:
     except (NotImplementedError, AttributeError, TypeError):  # of vectorised environments that tell no attributes
         return False
     if supported and is_own:
-        call_in_envs(env, _keep_final_masks)
+        rule = "a method of the environment, or left alone by learn(use_masking=False)"
+        require(all(call_in_envs(env, _keep_final_masks)), EXPECTED_METHOD_NAME, rule, "an attribute")
     return supported
 
 
@@ -73,9 +76,12 @@ def _check(family: Family, masks: np.ndarray, n_envs: int, row_name: str, step: 
         raise ValueError(f"{error} at step {step}") from error
 
 
-def _keep_final_masks(env: gym.Env[Any, Any]) -> None:
-    """Make an environment add the masks of final observations to ``info``."""
+def _keep_final_masks(env: gym.Env[Any, Any]) -> bool:
+    """Make an environment add the masks of final observations to ``info``. False if it has no method for them."""
+    if not callable(env.get_wrapper_attr(EXPECTED_METHOD_NAME)):
+        return False
     vars(env).setdefault("step", MethodType(step, env))
+    return True
 
 
 def step(env: gym.Env[Any, Any], action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:

@@ -104,9 +104,21 @@ class FlatParameters:
         self._places = [parameter.data_ptr() for parameter in self.parameters]
 
     def keep_attached(self) -> None:
-        """Make the views anew if something has given parameters other memory: ``weight.data = values``, say."""
+        """
+        Make the views anew if something has given parameters other memory: ``weight.data = values``, say.
+
+        :raises ValueError: if a parameter is to be learnt that the optimiser does not have
+        """
         if [parameter.data_ptr() for parameter in self.parameters] != self._places:
             self.attach()
+        for parameter, gradient in zip(self.parameters, self._gradients, strict=True):
+            if parameter.requires_grad and gradient is None:
+                name = next(name for name, each in self._module.named_parameters() if each is parameter)
+                raise ValueError(
+                    f"{name} must be frozen as it was when the policy was built, got requires_grad=True. Parameters "
+                    "that are to be learnt later are frozen after that: model.policy.features_extractor"
+                    ".requires_grad_(False), say"
+                )
 
     def require_own(self, optimizer: th.optim.Optimizer) -> None:
         """

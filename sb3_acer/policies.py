@@ -170,7 +170,9 @@ class ACERPolicy(PredictionInterface):
             check_subclass(name, given, parent)
         check_kwargs("features_extractor_kwargs", features_extractor_kwargs, features_extractor_class)
         check_kwargs("lstm_kwargs", lstm_kwargs)
-        check_kwargs("optimizer_kwargs", optimizer_kwargs, optimizer_class)
+        without_closure = not issubclass(optimizer_class, (th.optim.LBFGS, th.optim.SparseAdam))
+        require(without_closure, "optimizer_class", "of dense gradients, and take steps by itself", optimizer_class)
+        check_kwargs("optimizer_kwargs", optimizer_kwargs, optimizer_class, ("params", "lr"))
         super().__init__(
             observation_space,
             action_space,

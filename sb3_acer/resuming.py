@@ -1,6 +1,5 @@
 """Training that can be interrupted: saved with everything that it depends on, and continued from there."""
 
-import inspect
 import pickle
 import random
 import signal
@@ -22,7 +21,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_acer import distributed
 from sb3_acer.checkpoint import Checkpoint, checkpoint_at, find_checkpoint, new_checkpoint
-from sb3_acer.checks import check_integer, require
+from sb3_acer.checks import check_integer, constructor_arguments, require
 from sb3_acer.data_parallel import DataParallelAlgorithm, generators_of_rank
 from sb3_acer.env_state import EnvState, EnvStateError, NormalizationError, get_env_state, set_env_state
 from sb3_acer.storage import named, opened, read_state, replacing, write_state
@@ -293,7 +292,7 @@ class ResumableAlgorithm(DataParallelAlgorithm):
 
     def _require_same_arguments(self, saved: "ResumableAlgorithm") -> None:
         """Where they can be compared. A run continues with the arguments that it was begun with."""
-        for name in {*inspect.signature(type(self)).parameters, "lr_schedule_name", "policy_class"} - _MAY_DIFFER:
+        for name in {*constructor_arguments(type(self)), "lr_schedule_name", "policy_class"} - _MAY_DIFFER:
             given, before = (_with_names(vars(of).get(name)) for of in (self, saved))
             if _is_plain(given) and _is_plain(before):
                 is_same = given == before or (name == "seed" and given is None)

@@ -259,11 +259,22 @@ class RolloutAlgorithm(OffPolicyAlgorithm):
         """
         :return: actions for the environments, and the same as the policy sampled them
         """
+        self._require_same_env()
         family = self.policy.family
         assert self._last_obs is not None
         self._behaviour, self._states_after = self.policy.act(self._last_obs, self._states, self._masks)
         actions = family.act(self._behaviour, family.noise(self._rngs.actions, n_envs))
         return family.to_env(actions), actions
+
+    def _require_same_env(self) -> None:
+        """
+        :raises ValueError: if a callback has set another environment, or has the same one reset
+        """
+        if self.env is not self._finite_env.venv or self._last_obs is None:
+            raise ValueError(
+                "env must stay the same within learn, got another one from set_env. Let the callback return False, and "
+                "set it between two calls of learn; the second one goes on by reset_num_timesteps=False"
+            )
 
     def _store_transition(
         self,
@@ -275,6 +286,7 @@ class RolloutAlgorithm(OffPolicyAlgorithm):
         infos: list[dict[str, Any]],
     ) -> None:
         """Store the environment's own observations and rewards, before VecNormalize."""
+        self._require_same_env()
         normalize = self._vec_normalize_env
         obs, next_obs = self._last_obs, new_obs
         if normalize is not None:

@@ -538,6 +538,35 @@ def test_what_acer_gives_itself_is_not_given_again() -> None:
         arguments: dict[str, Any] = {name: {twice: 5}}
         with pytest.raises(ValueError, match=f"{name} must be without .*{twice}.*, which are given by ACER itself"):
             small(**arguments)
+    with pytest.raises(ValueError, match=r"optimizer_kwargs must be without .*lr, which are given by ACER itself, got"):
+        small(policy_kwargs={"optimizer_kwargs": {"lr": 1e-3}})
+
+
+@pytest.mark.parametrize("optimizer_class", [th.optim.LBFGS, th.optim.SparseAdam])
+def test_optimizers_that_an_update_cannot_use_are_refused(optimizer_class: type[th.optim.Optimizer]) -> None:
+    with pytest.raises(ValueError, match="optimizer_class must be of dense gradients, and take steps by itself, got"):
+        small(policy_kwargs={"optimizer_class": optimizer_class})
+
+
+@pytest.mark.parametrize("force_reset", [True, False])
+@pytest.mark.parametrize("hook", ["_on_rollout_start", "_on_step", "_on_rollout_end"])
+def test_another_environment_within_a_call_of_learn_is_refused(hook: str, force_reset: bool) -> None:
+    model, other = small(make_vec_env(Recorder, 2)), make_vec_env(Recorder, 2)
+
+    class Curriculum(BaseCallback):
+        def _on_step(self) -> bool:
+            return True
+
+    def set_env(callback: BaseCallback) -> bool:
+        if callback.num_timesteps >= 20:
+            callback.model.set_env(other, force_reset)
+        return True
+
+    setattr(Curriculum, hook, set_env)
+    with pytest.raises(ValueError, match="env must stay the same within learn, got another one from set_env"):
+        model.learn(100, Curriculum())
+    model.learn(40, reset_num_timesteps=False)
+    assert other.get_attr("clock")[0][1] >= 20  # steps
 
 
 def test_an_agent_is_built_for_an_environment() -> None:
@@ -660,6 +689,61 @@ def test_an_agent_that_was_saved_with_its_buffer_learns_on_with_another_number_o
     loaded.learn(60, reset_num_timesteps=False)
     with pytest.raises(ValueError, match="n_steps must be 5, as in the saved replay buffer, got 7"):
         ACER.load(tmp_path / "agent", n_steps=7)
+
+
+class Named(ACER):
+    """A user's, which hands on what it does not know itself."""
+
+    def __init__(self, *args: Any, label: str = "none", **kwargs: Any) -> None:
+        self.label = label
+        super().__init__(*args, **kwargs)
+
+
+def test_subclasses_take_the_arguments_of_their_parents_when_they_are_loaded(tmp_path: Path) -> None:
+    model = Named("MlpPolicy", "CartPole-v1", label="mine", **SMALL)
+    model.save(tmp_path / "agent")
+    loaded = Named.load(tmp_path / "agent", gamma=0.5, label="other")
+    assert (loaded.gamma, loaded.label) == (0.5, "other")
+    with pytest.raises(ValueError, match=r"keyword arguments of load must be arguments .*, got 'gama'"):
+        Named.load(tmp_path / "agent", gama=0.5)
+
+
+class Shared(BaseFeaturesExtractor):
+    """Features of a network that its user has made."""
+
+    def __init__(self, observation_space: spaces.Box, network: nn.Module) -> None:
+        super().__init__(observation_space, 4)
+        self.network = network
+
+    def forward(self, observations: th.Tensor) -> th.Tensor:
+        features: th.Tensor = self.network(observations)
+        return features
+
+
+def test_a_module_in_policy_kwargs_is_the_users_own() -> None:
+    network = nn.Linear(4, 4)
+    model = small(policy_kwargs={"features_extractor_class": Shared, "features_extractor_kwargs": {"network": network}})
+    before = network.weight.detach().clone()
+    model.learn(40)
+    assert not th.equal(network.weight, before)
+
+
+def test_parameters_that_were_frozen_before_the_policy_was_built_are_not_learnt_later_in_silence() -> None:
+    network = nn.Linear(4, 4).requires_grad_(False)
+    shared: dict[str, Any] = {"features_extractor_class": Shared, "features_extractor_kwargs": {"network": network}}
+    model = small(policy_kwargs=shared).learn(20)
+    network.requires_grad_(True)
+    with pytest.raises(ValueError, match=r"features_extractor.network.weight must be frozen as it was when the policy"):
+        model.learn(20)
+    network.requires_grad_(True)
+    thawed = small(policy_kwargs=shared)
+    thawed.policy.features_extractor.requires_grad_(False)
+    before = network.weight.detach().clone()
+    thawed.learn(20)
+    assert th.equal(network.weight, before)
+    network.requires_grad_(True)
+    thawed.learn(20)
+    assert not th.equal(network.weight, before)
 
 
 @with_and_without_recurrence

@@ -651,6 +651,24 @@ def test_a_state_without_valid_actions_is_an_error_that_names_environment_and_st
     agent.replay_buffer.end_episodes()  # and can go on
 
 
+@pytest.mark.parametrize("vec_env", [DummyVecEnv, SubprocVecEnv])
+def test_an_attribute_that_is_no_method_is_an_error_unless_masks_are_not_used(vec_env: Any) -> None:
+    class Odd(Doors):
+        def __init__(self) -> None:
+            super().__init__()
+            self.action_masks = np.ones(5, bool)  # type: ignore[method-assign, assignment]
+
+        def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+            return self._look(), 0.0, False, False, {}
+
+    env = vec_env([Odd])
+    agent = make_agent(env)
+    with pytest.raises(ValueError, match="action_masks must be a method of the environment, or left alone by learn"):
+        agent.learn(20)
+    assert agent.learn(20, use_masking=False).num_timesteps == 24
+    env.close()
+
+
 def test_masks_of_box_actions_are_an_error_unless_they_are_not_used() -> None:
     class Odd(Doors):
         def __init__(self) -> None:
@@ -662,7 +680,7 @@ def test_masks_of_box_actions_are_an_error_unless_they_are_not_used() -> None:
 
     agent = make_agent(DummyVecEnv([Odd]))
     with pytest.raises(
-        ValueError, match=r"action_masks must be None for the action space Box\(.*\), got masks at step 0"
+        ValueError, match=r"action_masks must be None for the action space Box\(.*\), got masks \(.*\) at step 0"
     ):
         agent.learn(20)
     assert agent.learn(20, use_masking=False).num_timesteps == 24

@@ -380,6 +380,16 @@ def test_settings_that_name_a_class_are_compared(tmp_path: Path) -> None:
     assert model(8).learn(128, checkpoint=tmp_path).num_timesteps == 128
 
 
+def test_arguments_that_a_subclass_hands_on_are_compared(tmp_path: Path) -> None:
+    class Named(ACER):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+
+    Named("MlpPolicy", "CartPole-v1", **SMALL).learn(64, checkpoint=tmp_path)
+    with pytest.raises(ValueError, match=r"gamma must be 0.99, as in the checkpoint that learn continues, got 0.5"):
+        Named("MlpPolicy", "CartPole-v1", gamma=0.5, **SMALL).learn(128, checkpoint=tmp_path)
+
+
 def test_a_class_of_the_main_program_is_the_same_after_an_interruption(tmp_path: Path) -> None:
     def model() -> ACER:
         class Features(FlattenExtractor):

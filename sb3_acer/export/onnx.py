@@ -82,7 +82,7 @@ class ActingNetwork(nn.Module):
 
     def __init__(self, policy: ACERPolicy, vec_normalize: VecNormalize | None) -> None:
         super().__init__()
-        self.policy = deepcopy(policy).to("cpu")
+        self.policy = _copied(policy).to("cpu")
         self.policy.set_training_mode(False)
         self.policy.use_bfloat16 = False
         space = policy.observation_space
@@ -162,7 +162,7 @@ class ActingNetwork(nn.Module):
         """Random inputs."""
         space = deepcopy(self.observation_space)
         space.seed(n_rows)
-        parts = space.spaces.values() if isinstance(space, spaces.Dict) else [space]
+        parts = [space] if self.keys is None else [space[key] for key in self.keys]  # type: ignore[index]
         inputs = [th.from_numpy(np.stack([np.asarray(part.sample()) for _ in range(n_rows)])) for part in parts]
         if self.policy.state_size:
             inputs.append(th.rand((n_rows, self.policy.state_size), generator=th.Generator().manual_seed(n_rows)))
@@ -188,6 +188,16 @@ class Normalizer(nn.Module):
 
     def forward(self, observation: th.Tensor) -> th.Tensor:
         return ((observation.double() - self.mean) / self.std).clamp(-self.bound, self.bound).float()
+
+
+def _copied(policy: ACERPolicy) -> ACERPolicy:
+    try:
+        return deepcopy(policy)
+    except Exception as error:  # of a module of the user's
+        raise ValueError(
+            "the policy cannot be exported: copy.deepcopy must be able to copy it, so that its modules may not keep their "
+            f"outputs, got {type(error).__name__}: {str(error).strip()}"
+        ) from error
 
 
 def _loaded(vec_normalize: VecNormalize | FilePath | None) -> VecNormalize | None:

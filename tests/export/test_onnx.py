@@ -162,6 +162,16 @@ def test_images_beside_what_vec_normalize_normalizes_may_have_their_channels_las
     np.testing.assert_allclose(outputs[1].numpy(), stats, rtol=1e-5, atol=1e-5)
 
 
+def test_keys_of_another_order_than_the_alphabet_have_the_observations_of_their_own_spaces(tmp_path: Path) -> None:
+    space = spaces.Dict([("speed", VECTOR), ("place", spaces.Box(-1, 1, (2,)))])
+    model, normalize = agent("MultiInputPolicy", space, spaces.Discrete(3)), normalized(space)
+    export_onnx(model, tmp_path / "agent.onnx", normalize)
+    given = sampled(space, 50)
+    stats, _ = statistics(model, normalize.normalize_obs(given))
+    found = run(tmp_path / "agent.onnx", **{f"observation.{key}": part for key, part in given.items()})
+    np.testing.assert_allclose(found["statistics"], stats, rtol=1e-5, atol=1e-5)
+
+
 class Opaque(BaseFeaturesExtractor):
     """Computes with numpy, which a trace does not see."""
 
@@ -188,6 +198,25 @@ def test_what_cannot_be_traced_raises_and_writes_no_file(extractor: type[Any], t
     with pytest.raises(ValueError, match="the policy cannot be exported: MlpPolicy must compute with operations on"):
         export_onnx(model, tmp_path / "agent.onnx")
     assert not list(tmp_path.iterdir())
+
+
+class Keeping(BaseFeaturesExtractor):
+    """Keeps its output, as for a loss of its own; tensors with a history cannot be copied."""
+
+    def __init__(self, observation_space: spaces.Space[Any]) -> None:
+        super().__init__(observation_space, 4)
+        self.scale = nn.Parameter(th.ones(4))
+
+    def forward(self, observations: th.Tensor) -> th.Tensor:
+        self.output = self.scale * observations
+        return self.output
+
+
+def test_a_policy_that_cannot_be_copied_is_refused(tmp_path: Path) -> None:
+    model = agent(actions=spaces.Discrete(3), features_extractor_class=Keeping)
+    model.policy.extract_features(th.zeros(1, 4), model.policy.features_extractor)
+    with pytest.raises(ValueError, match=r"the policy cannot be exported: copy.deepcopy must be able to copy it"):
+        export_onnx(model, tmp_path / "agent.onnx")
 
 
 def test_a_file_that_computes_other_numbers_is_refused() -> None:
