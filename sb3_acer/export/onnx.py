@@ -195,7 +195,7 @@ def _copied(policy: ACERPolicy) -> ACERPolicy:
         return deepcopy(policy)
     except Exception as error:  # of a module of the user's
         raise ValueError(
-            "the policy cannot be exported: copy.deepcopy must be able to copy it, so that its modules may not keep their "
+            "the policy cannot be exported: copy.deepcopy must be able to copy it, so its modules may not keep their "
             f"outputs, got {type(error).__name__}: {str(error).strip()}"
         ) from error
 
