@@ -35,7 +35,7 @@ ALGORITHM: dict[str, set[str]] = {
     "buffer": {"checks", "finite", "frames", "ring", "storage"},
     "arguments": {"buffer", "checks", "schedules"},
     "update": {"buffer", "distributions", "estimators", "policies"},
-    "masks": {"distributions", "env_state"},
+    "masks": {"checks", "distributions", "env_state"},
     "rollouts": {"arguments", "buffer", "checks", "env_state", "finite", "frames", "masks", "policies", "storage"},
     "data_parallel": {"distributed", "rollouts"},
     "checkpoint": {"storage"},
@@ -61,7 +61,7 @@ TOPICS: dict[str, set[str]] = {
     "sb2_compat": {"demonstrations"},
     "demonstrations": set(),
     "atari": {"__init__", "hyperparams"},
-    "zoo": {"__init__", "atari", "sb2_compat"},
+    "zoo": {"__init__", "atari", "hyperparams", "sb2_compat"},
     "hyperparams": set(),
 }
 OPTIONAL = (

@@ -5,4 +5,5 @@ from typing import Any
 
 import yaml
 
-hyperparams: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("acer.yml").read_text())
+ENTRIES_FILE = Path(__file__).with_name("acer.yml")
+hyperparams: dict[str, dict[str, Any]] = yaml.safe_load(ENTRIES_FILE.read_text())

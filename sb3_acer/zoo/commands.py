@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from functools import partial
+from importlib import import_module
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from stable_baselines3.common import callbacks
 from stable_baselines3.common.monitor import load_results
 
 from sb3_acer.distributed import RankError, from_first, rank, torchrun_group
+from sb3_acer.hyperparams import ENTRIES_FILE
 from sb3_acer.zoo.display import draw_offscreen, ffmpeg_on_path, figures_saved, watchable_env
 from sb3_acer.zoo.experiment import ARGUMENTS, LOG_FOLDER, Experiment, command, run_to_resume
 from sb3_acer.zoo.masking import Algorithms, evaluate_policy
@@ -38,7 +40,6 @@ from sb3_acer.zoo.mistakes import in_one_line, unknown_environment
 from sb3_acer.zoo.registration import register
 from sb3_acer.zoo.study import open_storage, whole_path
 
-HYPERPARAMS = Path(__file__).parents[1] / "hyperparams" / "acer.yml"
 ZOO_PATH = Path(__file__).with_name("path")
 # For `sb3-acer train` without arguments. Small networks are fastest on one CPU core.
 FIRST_RUN = ["--progress", "--log-interval=-2", "--n-eval-envs=5", "--device=cpu", "--num-threads=1"]
@@ -84,26 +85,36 @@ def run_zoo(name: str, script: Callable[[], object], defaults: list[str], argume
 
 
 def run_module(name: str, defaults: list[str], arguments: list[str]) -> None:
-    """Run a script of the zoo that is a module without a main function."""
+    """Run a script of the zoo that is a module without a main function. They all take ``--gym-packages`` here."""
+    parser = argparse.ArgumentParser(f"sb3-acer {name}", add_help=False, allow_abbrev=False)
+    parser.add_argument("--gym-packages", nargs="+", default=[])
+    options, arguments = parser.parse_known_args(arguments)
+    with in_one_line(name):
+        for package in options.gym_packages:
+            import_module(package)
     draw_offscreen()
     script = partial(runpy.run_module, f"rl_zoo3.{name.replace('-', '_')}", run_name="__main__")
     changes: dict[str, Any] = {"get_model_path": find_agent}
     if name == "record-video":
         algorithms = Algorithms(ALGOS, create_test_env)
         changes.update(ALGOS=algorithms, create_test_env=algorithms.create_env)
-    with patch.multiple(rl_zoo3.utils, **changes), patch.object(subprocess, "call", call):
+    with (
+        patch.multiple(rl_zoo3.utils, **changes),
+        patch.object(subprocess, "call", partial(call, gym_packages=options.gym_packages)),
+    ):
         run_zoo(name, script, defaults, arguments)
 
 
-def call(program: Sequence[str], **kwargs: Any) -> int:
+def call(program: Sequence[str], gym_packages: Sequence[str] = (), **kwargs: Any) -> int:
     """
     ``subprocess.call`` for scripts of the zoo that start others. Those run as ``python -m sb3_acer``, so they use this
-    Python and know ACER.
+    Python and know ACER, and they get ``--gym-packages``.
     """
+    packages = ["--gym-packages", *gym_packages] if gym_packages else []
     for script, name in (("enjoy.py", "enjoy"), ("rl_zoo3.record_video", "record-video")):
         if script in program[:3]:
             sys.stdout.flush()
-            program = [sys.executable, "-m", "sb3_acer", name, *program[program.index(script) + 1 :]]
+            program = [sys.executable, "-m", "sb3_acer", name, *program[program.index(script) + 1 :], *packages]
     return subprocess.run(program, check=False, **kwargs).returncode
 
 
@@ -169,7 +180,7 @@ def run_training(name: str, arguments: list[str], n_runs: int = 1) -> None:
     parser.add_argument("--eval-freq")
     eval_freq = parser.parse_known_args(arguments)[0].eval_freq
     algo = experiment_of(arguments)[0]
-    defaults = ["--algo", "acer", "-conf", str(HYPERPARAMS)] if algo == "acer" else []
+    defaults = ["--algo", "acer", "-conf", str(ENTRIES_FILE)] if algo == "acer" else []
     if name == "train" and sys.stdout.isatty():
         defaults.append("--progress")
     with (

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 from unittest.mock import patch
 
+import gymnasium as gym
 import numpy as np
 import optuna
 from huggingface_sb3 import EnvironmentName
@@ -34,6 +35,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb3_acer import ACER, distributed
 from sb3_acer.checkpoint import find_checkpoint
 from sb3_acer.checks import check_integer
+from sb3_acer.hyperparams import ENTRIES_FILE, hyperparams
 from sb3_acer.resuming import StopOnSignal
 from sb3_acer.storage import replacing
 from sb3_acer.zoo.masking import evaluate_policy
@@ -42,6 +44,7 @@ from sb3_acer.zoo.study import begin_study, open_storage
 
 CHECKPOINTS, ARGUMENTS = "checkpoints", "arguments.json"  # in the folder of a run
 LOG_FOLDER = "logs"  # where the zoo's train saves; the default of its other scripts is rl-trained-agents
+CONTINUOUS = ENTRIES_FILE.with_name("continuous.py")
 EVAL_EPISODES = 100
 
 
@@ -121,6 +124,15 @@ class Experiment(ExperimentManager):
             self.save_path = str(self.resumed)
         self.save_path = distributed.from_first(self.save_path)  # others may find that it has been created
         self.params_path = f"{self.save_path}/{self.env_name}"
+
+    def read_hyperparameters(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The zoo's. Of acer.yml, continuous actions have another ``default`` than the others."""
+        if self.config == str(ENTRIES_FILE) and self.env_name.gym_id not in hyperparams and not self._is_atari:
+            env = gym.make(self.env_name.gym_id, **self.env_kwargs)
+            if isinstance(env.action_space, gym.spaces.Box):
+                self.config = str(CONTINUOUS)
+            env.close()
+        return super().read_hyperparameters()
 
     def create_callbacks(self) -> None:
         """The zoo's callbacks evaluate, save and print. They are called once for ``n_envs`` steps of each rank."""

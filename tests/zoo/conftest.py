@@ -19,10 +19,11 @@ import rl_zoo3.utils
 import yaml
 
 from sb3_acer.__main__ import main as command_line
+from sb3_acer.hyperparams import ENTRIES_FILE
 from sb3_acer.zoo import commands, experiment, study
 
 ROOT = Path(commands.__file__).parents[2]
-HYPERPARAMS: dict[str, dict[str, Any]] = yaml.safe_load(commands.HYPERPARAMS.read_text())
+HYPERPARAMS: dict[str, dict[str, Any]] = yaml.safe_load(ENTRIES_FILE.read_text())
 SHORT_RUN = ("--env", "CartPole-v1", "-n", "600", "--seed", "1", "--num-threads", "1", "-params", "replay_start:100")
 SEARCH = ("-n", "100", "--n-trials", "2", "--n-evaluations", "1", "--eval-episodes", "2", "--no-optim-plots")
 

@@ -9,6 +9,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import huggingface_hub
 import optuna
 import pytest
@@ -19,6 +20,7 @@ from sb3_acer import ACER
 from sb3_acer.__main__ import REQUIRED, REQUIRED_BY, SUMMARIES
 from sb3_acer.__main__ import main as command_line
 from sb3_acer.extras import how_to_install
+from sb3_acer.hyperparams import ENTRIES_FILE, hyperparams
 from sb3_acer.zoo import commands, experiment
 from tests.zoo.conftest import (
     ROOT,
@@ -91,7 +93,7 @@ def test_help_says_what_a_command_does_and_the_zoos_own_arguments(
 
 def test_arguments_reach_the_zoo_unchanged_after_the_defaults() -> None:
     given = ["--env", "Acrobot-v1", "-n", "5", "-conf", "mine.yml"]
-    assert arguments_of_train(*given) == ["--algo", "acer", "-conf", str(commands.HYPERPARAMS), *given]
+    assert arguments_of_train(*given) == ["--algo", "acer", "-conf", str(ENTRIES_FILE), *given]
 
 
 @pytest.mark.parametrize("given", [["--algo", "ppo"], ["--algo=ppo"], ["--env", "Acrobot-v1", "--alg", "ppo"]])
@@ -146,7 +148,7 @@ def test_tune_is_train_with_a_search_and_a_place_for_it(shell: Path, capsys: pyt
         "--algo",
         "acer",
         "-conf",
-        str(commands.HYPERPARAMS),
+        str(ENTRIES_FILE),
         *commands.SEARCH,
         *given,
         *study,
@@ -234,6 +236,31 @@ def test_record_video_films_the_saved_agent(continued: tuple[Path, str]) -> None
     sb3_acer("record-video", "-n", "20", "--load-best", "--exp-id", "1", cwd=continued[0])
     (video,) = (continued[0] / "logs/acer/CartPole-v1_1/videos").glob("best-model-*.mp4")
     assert is_mp4(video)
+
+
+OWN_MODULE = """
+import gymnasium as gym
+
+gym.register("OwnPendulum-v0", "gymnasium.envs.classic_control.pendulum:PendulumEnv", max_episode_steps=20)
+"""
+
+
+def test_an_own_environment_is_trained_with_the_default_of_its_actions_and_filmed(
+    shell: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    (shell / "own_environments.py").write_text(OWN_MODULE)
+    own = ("--env", "OwnPendulum-v0", "--gym-packages", "own_environments")
+    sb3_acer("train", *own, "-n", "100", "--num-threads", "1", cwd=shell)
+    run = shell / "logs/acer/OwnPendulum-v0_1"
+    settings = dict(yaml.unsafe_load((run / "OwnPendulum-v0/config.yml").read_text()))
+    assert settings == {**hyperparams["default_continuous"], "n_timesteps": settings["n_timesteps"]}
+    sb3_acer("record-video", *own, "-n", "20", cwd=shell)
+    (video,) = (run / "videos").glob("*.mp4")
+    assert is_mp4(video)
+    with pytest.raises(SystemExit, match=r"No module named 'no_module'. --gym-packages must name modules in this"):
+        sb3_acer("record-video", "--env", "OwnPendulum-v0", "--gym-packages", "no_module", cwd=shell)
+    del gym.registry["OwnPendulum-v0"]
 
 
 def test_record_training_joins_a_video_of_each_checkpoint(

@@ -5,7 +5,7 @@ import shlex
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -17,6 +17,7 @@ from stable_baselines3.common.monitor import load_results
 
 from sb3_acer import ACER
 from sb3_acer.checkpoint import find_checkpoint
+from sb3_acer.hyperparams import ENTRIES_FILE
 from sb3_acer.resuming import StopOnSignal
 from sb3_acer.zoo import commands, experiment, registration
 from sb3_acer.zoo.masking import Algorithms
@@ -78,7 +79,7 @@ def test_train_leaves_what_the_zoos_own_script_leaves_and_the_picture(trained: t
     arguments = yaml.unsafe_load((run / "CartPole-v1/args.yml").read_text())
     arguments = dict(arguments)
     assert (arguments["algo"], arguments["n_timesteps"], arguments["seed"]) == ("acer", 600, 1)
-    assert arguments["conf_file"] == str(commands.HYPERPARAMS)
+    assert arguments["conf_file"] == str(ENTRIES_FILE)
 
 
 def test_the_final_evaluation_sees_observations_normalised_as_in_training(
@@ -267,18 +268,17 @@ def test_the_number_of_environments_is_not_drawn_where_it_is_given(shell: Path) 
 
 
 class Broken(gym.Wrapper[Any, Any, Any, Any]):
-    """The training environment of the first trial returns NaN rewards."""
+    """The first one that takes a step, which is the training environment of the first trial, returns NaN rewards."""
 
-    n_made = 0
+    broken: ClassVar["Broken | None"] = None
 
     def __init__(self) -> None:
         super().__init__(gym.make("CartPole-v1"))
-        Broken.n_made += 1
-        self.is_broken = Broken.n_made == 2  # from the first, the zoo takes the action space
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        Broken.broken = Broken.broken or self
         observation, reward, *rest = super().step(action)
-        return (observation, np.nan if self.is_broken else reward, *rest)
+        return (observation, np.nan if self is Broken.broken else reward, *rest)
 
 
 @pytest.mark.filterwarnings("ignore:.*The reward is a NaN value")

@@ -21,14 +21,17 @@ from rl_zoo3.exp_manager import ExperimentManager
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 
 from sb3_acer import ACER
-from sb3_acer.hyperparams import old_zoo
-from sb3_acer.zoo import commands, registration
+from sb3_acer.hyperparams import ENTRIES_FILE, old_zoo
+from sb3_acer.zoo import registration
+from sb3_acer.zoo.experiment import Experiment
 from sb3_acer.zoo.mistakes import SUITES
 from sb3_acer.zoo.registration import convert_acer_params, entry_of, nearest_trial, sample_acer_params
 from tests.zoo.conftest import HYPERPARAMS
 
 # Environments for the entries that are not named after one.
-STAND_INS = MappingProxyType({"default": "BipedalWalkerHardcore-v3", "atari": "ALE/Pong-v5"})
+STAND_INS = MappingProxyType(
+    {"default": "FrozenLake-v1", "default_continuous": "BipedalWalkerHardcore-v3", "atari": "ALE/Pong-v5"}
+)
 
 
 def new_study(seed: int, policy: str = "MlpPolicy") -> optuna.Study:
@@ -168,7 +171,7 @@ def test_a_learning_rate_is_scheduled_as_an_entry_says(
     hyperparams = {"learning_rate": learning_rate, "lr_schedule": lr_schedule}
     options: dict[str, Any] = {"eval_freq": -1, "hyperparams": hyperparams, "verbose": 0}
     prepared = ExperimentManager(
-        Namespace(), "acer", "CartPole-v1", "logs", config=str(commands.HYPERPARAMS), **options
+        Namespace(), "acer", "CartPole-v1", "logs", config=str(ENTRIES_FILE), **options
     ).setup_experiment()
     assert prepared is not None
     schedule = prepared[0].lr_schedule
@@ -184,7 +187,7 @@ def test_every_entry_has_what_the_zoo_needs() -> None:
 ENTRIES = [
     pytest.param(config, name, dict(settings), id=f"{config_name}-{name}")
     for config_name, config, entries in (
-        ("acer.yml", str(commands.HYPERPARAMS), HYPERPARAMS),
+        ("acer.yml", str(ENTRIES_FILE), HYPERPARAMS),
         ("old_zoo", old_zoo.__name__, old_zoo.hyperparams),
     )
     for name, settings in entries.items()
@@ -200,7 +203,7 @@ def test_every_entry_makes_an_acer_of_its_settings(
         if entry.startswith(beginning):
             import_module(module)  # as --gym-packages does
     env_id = STAND_INS.get(entry, entry)
-    experiment = ExperimentManager(
+    experiment = Experiment(
         Namespace(),
         "acer",
         env_id,
