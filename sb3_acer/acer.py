@@ -257,6 +257,17 @@ class ACER(StableBaselinesInterface):
                 stacklevel=3,
             )
 
+    def _warn_of_late_start(self, total_timesteps: int, reset_num_timesteps: bool) -> None:
+        """In a loop of calls that count their steps together, each begins with a smaller learning rate."""
+        before = 0 if reset_num_timesteps or self._resumed is not None else self.num_timesteps
+        if before >= 2 * total_timesteps and not callable(self.learning_rate) and self.lr_schedule_name != "constant":
+            rate = self.lr_schedule(total_timesteps / (before + total_timesteps))
+            warnings.warn(
+                f"the learning rate begins at {rate:.2g}: lr_schedule={self.lr_schedule_name!r} counts the steps of "
+                "all calls of learn. Use lr_schedule='constant' for many calls, reset_num_timesteps=True to begin anew",
+                stacklevel=3,
+            )
+
     def _take_env(self, env: VecEnv) -> None:
         make_family(env.action_space)  # raises a ValueError for spaces that are not supported
         if "features_extractor_class" not in self.policy_kwargs:
@@ -287,7 +298,7 @@ class ACER(StableBaselinesInterface):
         except RuntimeError as error:
             if "Kernel size" not in str(error):
                 raise
-            rule = "have images that its convolutions fit into, 36 x 36 at least with SB3's NatureCNN"
+            rule = "have images, channels first, that its convolutions fit into, 36 x 36 at least with SB3's NatureCNN"
             raise ValueError(
                 f"observation_space must {rule}, or policy_kwargs another features_extractor_class, got "
                 f"{self.observation_space}: {error}"
@@ -432,6 +443,7 @@ class ACER(StableBaselinesInterface):
         checkpoint_freq = check_integer("checkpoint_freq", checkpoint_freq)
         checkpoint_keep = check_integer("checkpoint_keep", checkpoint_keep)
         self._warn_of_no_replay()
+        self._warn_of_late_start(total_timesteps, reset_num_timesteps)
         self._use_masking = check_boolean("use_masking", use_masking)
         super().learn(
             total_timesteps,

@@ -115,7 +115,7 @@ class DataParallelAlgorithm(RolloutAlgorithm):
 
     def _meet(self, total_timesteps: int, reset_num_timesteps: bool) -> None:
         """Let all ranks begin as rank 0 does."""
-        names = ("n_envs", "num_timesteps", "_log_interval", *_EQUAL_ARGUMENTS)
+        names = ("n_envs", "seed", "num_timesteps", "_log_interval", *_EQUAL_ARGUMENTS)
         arguments: dict[str, Any] = {"total_timesteps": total_timesteps, "reset_num_timesteps": reset_num_timesteps}
         if not callable(self.learning_rate):
             arguments["learning_rate"] = self.learning_rate

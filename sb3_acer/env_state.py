@@ -38,6 +38,15 @@ _OF_THE_PROCESS = (
 # Attributes of SB3's wrappers that are derived from the environment under them.
 _OF_THE_WRAPPER = ("venv", "class_attributes")
 _NORMALIZE = VecNormalize.__qualname__
+_SETTINGS = (
+    "norm_obs",
+    "norm_obs_keys",
+    "norm_reward",
+    "clip_obs",
+    "clip_reward",
+    "gamma",
+    "epsilon",
+)  # of VecNormalize
 
 
 class EnvState(NamedTuple):
@@ -97,7 +106,10 @@ def get_env_state(env: VecEnv) -> EnvState:
     try:
         return EnvState(_pickled([names, attributes], layers), env.num_envs, *_base_state(base))
     except Exception as error:
-        statistics = [{name: v for name, v in values.items() if _is_statistic(v)} for values in attributes]
+        statistics = [
+            {**_settings(layer), **{name: v for name, v in values.items() if _is_statistic(v)}}
+            for layer, values in zip(wrappers, attributes, strict=True)
+        ]
         return EnvState(_pickled([names, statistics], layers), env.num_envs, None, _reason(error))
 
 
@@ -107,7 +119,7 @@ def set_env_state(env: VecEnv, state: EnvState) -> None:
     :param state: what :func:`get_env_state` returned
     :raises EnvStateError: if the environments' state cannot be set. They must be reset then. The wrappers' statistics
         are set even so.
-    :raises NormalizationError: if one of the two is normalised by VecNormalize and the other is not
+    :raises NormalizationError: if one of the two is normalised by VecNormalize and the other is not, or in another way
     """
     *wrappers, base = _vec_layers(env)
     names, attributes = _unpickled(state.wrappers, [*wrappers, base])
@@ -117,6 +129,11 @@ def set_env_state(env: VecEnv, state: EnvState) -> None:
         raise NormalizationError(f"env must {rule} in {_NORMALIZE}: the environment had the wrappers {names}")
     if names != own_names:
         raise EnvStateError(f"the environment had the wrappers {names}")
+    for layer, saved in zip(wrappers, attributes, strict=True):
+        for name, value in _settings(layer).items():
+            if saved.get(name, value) != value:
+                rule = f"be wrapped in {_NORMALIZE} with {name}={saved[name]!r}, as it was"
+                raise NormalizationError(f"env must {rule}, got {value!r}")
     is_same_number = state.n_envs == env.num_envs
     for layer, saved in zip(wrappers, attributes, strict=True):
         vars(layer).update({name: v for name, v in saved.items() if is_same_number or _is_statistic(v)})
@@ -207,6 +224,11 @@ def _vec_layers(env: VecEnv) -> list[Any]:
 def _is_statistic(value: Any) -> bool:
     parts = value.values() if isinstance(value, dict) else (value,)
     return all(isinstance(part, RunningMeanStd) for part in parts)
+
+
+def _settings(layer: Any) -> dict[str, Any]:
+    """VecNormalize's arguments."""
+    return {name: getattr(layer, name) for name in _SETTINGS} if isinstance(layer, VecNormalize) else {}
 
 
 def _base_state(base: Any) -> tuple[Any, str]:

@@ -20,6 +20,7 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Rollout
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_acer import distributed
+from sb3_acer.arguments import ATTRIBUTES
 from sb3_acer.checkpoint import Checkpoint, checkpoint_at, find_checkpoint, new_checkpoint
 from sb3_acer.checks import check_integer, constructor_arguments, require
 from sb3_acer.data_parallel import DataParallelAlgorithm, generators_of_rank
@@ -291,12 +292,20 @@ class ResumableAlgorithm(DataParallelAlgorithm):
             print(f"Continuing from {found.path}, saved at step {self.num_timesteps}")
 
     def _require_same_arguments(self, saved: "ResumableAlgorithm") -> None:
-        """Where they can be compared. A run continues with the arguments that it was begun with."""
-        for name in {*constructor_arguments(type(self)), "lr_schedule_name", "policy_class"} - _MAY_DIFFER:
-            given, before = (_with_names(vars(of).get(name)) for of in (self, saved))
-            if _is_plain(given) and _is_plain(before):
+        """
+        A run continues with the arguments that it was begun with. Functions are not compared, but learning rates are,
+        at three moments.
+        """
+        attributes = {name: ATTRIBUTES.get(name, name) for name in constructor_arguments(type(self)) - _MAY_DIFFER}
+        for name, attribute in {**attributes, "policy": "policy_class"}.items():
+            given, before = (_with_names(vars(of).get(attribute)) for of in (self, saved))
+            if name == "learning_rate" and callable(given) and callable(before):
+                is_same = all(given(remaining) == before(remaining) for remaining in (1.0, 0.5, 0.0))
+            elif _is_plain(given) or _is_plain(before):
                 is_same = given == before or (name == "seed" and given is None)
-                require(is_same, name, f"{before!r}, as in the checkpoint that learn continues", given)
+            else:
+                is_same = True
+            require(is_same, name, f"{before!r}, as in the checkpoint that learn continues", given)
 
     def _training_state(self, with_env: bool) -> tuple[dict[str, Any], str]:
         """

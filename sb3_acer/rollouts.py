@@ -198,10 +198,8 @@ class RolloutAlgorithm(OffPolicyAlgorithm):
             self._states = self.policy.initial_states(self.n_envs)
             self._episode_starts = np.ones(self.n_envs, bool)
         with self._reset_next_after_an_error():
-            if not (self._use_masking and has_masks(self.env)):
-                self._masks = None
-            elif resets or self._masks is None:
-                self._masks = current_masks(self.env, self.policy.family, self.num_timesteps)
+            is_masked = self._use_masking and has_masks(self.env)
+            self._masks = current_masks(self.env, self.policy.family, self.num_timesteps) if is_masked else None
         return prepared
 
     def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:

@@ -1032,6 +1032,21 @@ def test_replay_that_can_never_start_gives_a_warning() -> None:
     assert len(warned) == 1
 
 
+def test_a_loop_of_calls_whose_learning_rate_vanishes_gives_a_warning() -> None:
+    scheduled, constant = small(learning_rate=0.01), small(learning_rate=0.01, lr_schedule="constant")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            scheduled.learn(100, reset_num_timesteps=False)
+        for _ in range(5):
+            constant.learn(100, reset_num_timesteps=False)
+    with pytest.warns(UserWarning, match="learning rate begins at 0.0033: lr_schedule='linear' counts the steps"):
+        scheduled.learn(100, reset_num_timesteps=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scheduled.learn(100)
+
+
 def test_replay_that_a_loaded_buffer_is_too_small_for_gives_a_warning(tmp_path: Path) -> None:
     small(buffer_size=20).learn(40).save_replay_buffer(tmp_path / "buffer")
     model = small(buffer_size=500, replay_start=30)

@@ -39,7 +39,7 @@ ALGORITHM: dict[str, set[str]] = {
     "rollouts": {"arguments", "buffer", "checks", "env_state", "finite", "frames", "masks", "policies", "storage"},
     "data_parallel": {"distributed", "rollouts"},
     "checkpoint": {"storage"},
-    "resuming": {"checkpoint", "checks", "data_parallel", "distributed", "env_state", "storage"},
+    "resuming": {"arguments", "checkpoint", "checks", "data_parallel", "distributed", "env_state", "storage"},
     "acer": {
         "arguments",
         "buffer",

@@ -325,7 +325,7 @@ def test_ranks_that_cannot_train_together_say_why() -> None:
         assert str(result) == "ValueError: n_envs must be equal on all ranks, got [1, 2]"
 
 
-@pytest.mark.parametrize(("name", "values"), [("learning_rate", (1e-3, 2e-3)), ("alpha", (0.9, 0.5))])
+@pytest.mark.parametrize(("name", "values"), [("learning_rate", (1e-3, 2e-3)), ("alpha", (0.9, 0.5)), ("seed", (1, 2))])
 def test_ranks_learn_with_the_same_arguments(name: str, values: tuple[float, float]) -> None:
     for result in on_ranks(lambda rank: make_model(**{name: values[rank]}).learn(64)):
         assert str(result) == f"ValueError: {name} must be equal on all ranks, got {[*values]}"

@@ -510,6 +510,12 @@ def test_masks_across_calls_that_stop_within_a_rollout(resets: bool) -> None:
     assert_replay_gives_back_what_acted(agent)
 
 
+def test_an_environment_that_an_evaluation_has_moved_on_is_asked_for_its_masks() -> None:
+    agent = make_agent(doors()).learn(100)
+    evaluate_policy(agent, agent.env, n_eval_episodes=3)  # type: ignore[arg-type]
+    agent.learn(100, reset_num_timesteps=False)  # an invalid action would be an error
+
+
 def test_buffers_with_masks_are_saved_loaded_and_rearranged(tmp_path: Path) -> None:
     agent = make_agent(doors()).learn(3 * 60)
     agent.save_replay_buffer(tmp_path / "buffer")

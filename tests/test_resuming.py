@@ -430,6 +430,33 @@ def test_training_continues_with_vec_normalize_or_without_it_as_it_began(
         ACER("MlpPolicy", env(not normalized_first), **SMALL).learn(128, checkpoint=tmp_path)
 
 
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "LunarLander-v3"])  # the state of the latter cannot be had
+def test_training_continues_with_vec_normalize_as_it_was(env_id: str, tmp_path: Path) -> None:
+    def model(**kwargs: Any) -> ACER:
+        return ACER("MlpPolicy", VecNormalize(make_vec_env(env_id, 1), clip_obs=5, **kwargs), **SMALL)
+
+    model(norm_reward=False).learn(64, checkpoint=tmp_path)
+    with pytest.raises(
+        ValueError, match="env must be wrapped in VecNormalize with norm_reward=False, as it was, got True"
+    ):
+        model().learn(128, checkpoint=tmp_path)
+    with pytest.raises(ValueError, match=r"with gamma=0.99, as it was, got 0.5"):
+        model(norm_reward=False, gamma=0.5).learn(128, checkpoint=tmp_path)
+
+
+def test_learning_rates_are_compared_by_their_values(tmp_path: Path) -> None:
+    def model(learning_rate: Any) -> ACER:
+        return ACER("MlpPolicy", "CartPole-v1", **{**SMALL, "learning_rate": learning_rate})
+
+    model(lambda remaining: 1e-3 * remaining).learn(64, checkpoint=tmp_path)
+    for other in (1e-3, lambda remaining: 1e-3):
+        with pytest.raises(
+            ValueError, match=r"learning_rate must be <function .*, as in the checkpoint that learn continues"
+        ):
+            model(other).learn(128, checkpoint=tmp_path)
+    assert model(lambda remaining: remaining * 1e-3).learn(128, checkpoint=tmp_path).num_timesteps == 128
+
+
 class Collect(BaseCallback):
     """Collects in a list and a dict that the program holds too."""
 

@@ -10,6 +10,7 @@ import inspect
 import json
 import os
 import runpy
+import secrets
 import shlex
 import subprocess
 import sys
@@ -31,7 +32,7 @@ from rl_zoo3.utils import ALGOS, create_test_env, get_model_path
 from stable_baselines3.common import callbacks
 from stable_baselines3.common.monitor import load_results
 
-from sb3_acer.distributed import RankError, from_first, rank, torchrun_group
+from sb3_acer.distributed import RankError, from_first, rank, torchrun_group, world_size
 from sb3_acer.hyperparams import ENTRIES_FILE
 from sb3_acer.zoo.display import draw_offscreen, ffmpeg_on_path, figures_saved, watchable_env
 from sb3_acer.zoo.experiment import ARGUMENTS, LOG_FOLDER, Experiment, command, run_to_resume
@@ -155,6 +156,8 @@ def train_on_rank(arguments: list[str]) -> None:
         settings.add_argument("-params", "--hyperparams", nargs="+", action="extend", default=[])
         both, rest = settings.parse_known_args(rest)  # the run's and those given now, which come last and count
         rest = [*rest, *(["-params", *both.hyperparams] if both.hyperparams else [])]
+    if world_size() > 1:
+        rest = [*rest, f"--seed={from_first(seed_of(rest))}"]
     if own.checkpoint_freq is not None and own.checkpoint_freq < 1:
         parser.error(f"--checkpoint-freq must be at least 1, got {own.checkpoint_freq}")
     if own.checkpoint_freq is not None and (algo := experiment_of(rest)[0]) != "acer":
@@ -173,6 +176,16 @@ def experiment_of(arguments: list[str]) -> tuple[str, str, str]:
     parser.add_argument("-f", "--log-folder", default=LOG_FOLDER)
     options = parser.parse_known_args(arguments)[0]
     return options.algo, options.env, options.log_folder
+
+
+def seed_of(arguments: list[str]) -> int:
+    """
+    :return: the seed that is among the arguments of the zoo's train; without one it is drawn
+    """
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--seed", type=int, default=-1)
+    seed: int = parser.parse_known_args(arguments)[0].seed
+    return seed if seed >= 0 else secrets.randbelow(2**32 - 1)
 
 
 def run_training(name: str, arguments: list[str], n_runs: int = 1) -> None:

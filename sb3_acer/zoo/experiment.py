@@ -1,6 +1,7 @@
 """rl-zoo's experiment with a report at the end: the agent's score, its learning curve and the next command."""
 
 import json
+import re
 import shutil
 import signal
 import sys
@@ -17,6 +18,7 @@ from unittest.mock import patch
 import gymnasium as gym
 import numpy as np
 import optuna
+import yaml
 from huggingface_sb3 import EnvironmentName
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
@@ -24,7 +26,6 @@ from optuna import create_study
 from optuna.storages import BaseStorage
 from rl_zoo3 import exp_manager
 from rl_zoo3.exp_manager import ExperimentManager
-from rl_zoo3.utils import get_latest_run_id
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
@@ -34,7 +35,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_acer import ACER, distributed
 from sb3_acer.checkpoint import find_checkpoint
-from sb3_acer.checks import check_integer
+from sb3_acer.checks import check_integer, require
 from sb3_acer.hyperparams import ENTRIES_FILE, hyperparams
 from sb3_acer.resuming import StopOnSignal
 from sb3_acer.storage import replacing
@@ -126,13 +127,34 @@ class Experiment(ExperimentManager):
         self.params_path = f"{self.save_path}/{self.env_name}"
 
     def read_hyperparameters(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The zoo's. Of acer.yml, continuous actions have another ``default`` than the others."""
+        """
+        The zoo's. Of acer.yml, continuous actions have another ``default`` than the others. Numbers like ``5e-4``,
+        which YAML takes for strings, are numbers.
+
+        :raises ValueError: if the run to continue was begun with others
+        """
         if self.config == str(ENTRIES_FILE) and self.env_name.gym_id not in hyperparams and not self._is_atari:
             env = gym.make(self.env_name.gym_id, **self.env_kwargs)
             if isinstance(env.action_space, gym.spaces.Box):
                 self.config = str(CONTINUOUS)
             env.close()
-        return super().read_hyperparameters()
+        both = used, saved = super().read_hyperparameters()
+        for settings in both:
+            settings.update({name: _number_of(value) for name, value in settings.items()})
+        if self.resumed is not None:
+            self._require_same_settings(saved)
+        return used, saved
+
+    def _require_same_settings(self, hyperparams: dict[str, Any]) -> None:
+        """As those of the run to continue, but for the ones that a checkpoint leaves open."""
+        config, args = (
+            dict(yaml.unsafe_load(Path(self.params_path, name).read_text())) for name in ("config.yml", "args.yml")
+        )
+        before = {**config, "--env-kwargs": args["env_kwargs"]}
+        given = {**hyperparams, "--env-kwargs": self.args.env_kwargs}
+        for name in sorted({*before, *given} - {"n_timesteps", "n_envs", "callback"}):
+            rule = repr(before[name]) if name in before else "left out"
+            require(before.get(name) == given.get(name), name, f"{rule}, as in the run to resume", given.get(name))
 
     def create_callbacks(self) -> None:
         """The zoo's callbacks evaluate, save and print. They are called once for ``n_envs`` steps of each rank."""
@@ -208,7 +230,7 @@ class Experiment(ExperimentManager):
             super().learn(model)
             return
         folder = Path(self.save_path)
-        stop, start = StopOnSignal(), AtStart(self._save_settings)
+        stop, start = StopOnSignal(), AtStart(self._save_settings if self.resumed is not None else lambda: None)
         kwargs: dict[str, Any] = {"callback": [start, *self.callbacks, stop]}
         if self.log_interval != -1:
             kwargs["log_interval"] = self.log_interval if self.log_interval >= 0 else None
@@ -364,15 +386,24 @@ def learning_curve(steps: np.ndarray, rewards: np.ndarray, title: str) -> Figure
     return figure
 
 
+def _number_of(value: Any) -> Any:
+    """The value of a string in exponential notation; another value as it is."""
+    if not isinstance(value, str) or re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", value) is None:
+        return value
+    number = float(value)
+    return int(number) if number.is_integer() else number
+
+
 def run_to_resume(algo: str, env_id: str, folder: str, n_newest: int | None = None) -> Path | None:
     """
     :param n_newest: number of runs, the newest ones, that are considered; None for all
     :return: folder of the newest run that has a checkpoint, None if there is none
     """
     env_name = EnvironmentName(env_id)
-    newest = get_latest_run_id(f"{folder}/{algo}/", env_name)
-    for run_id in range(newest, 0, -1)[:n_newest]:
-        path = Path(folder, algo, f"{env_name}_{run_id}")
+    named = re.compile(rf"{re.escape(env_name)}_(\d+)(_[0-9a-f-]{{36}})?")  # the latter by --uuid
+    runs = [(path, match) for path in Path(folder, algo).glob("*") if (match := named.fullmatch(path.name))]
+    runs.sort(key=lambda run: (int(run[1][1]), run[0].stat().st_mtime), reverse=True)
+    for path, _ in runs[:n_newest]:
         if find_checkpoint(path / CHECKPOINTS) is not None and (path / ARGUMENTS).exists():
             return path
     return None

@@ -92,6 +92,9 @@ def explained(error: Exception, in_argument: bool = False) -> str:
         return f"{text}. --gym-packages must name modules in this folder, or installed ones"
     if isinstance(error, FileNotFoundError) and str(error.filename).endswith(".yml"):
         return f"{text}. -conf must name a file of hyperparameters with an entry for the environment"
+    missing = re.match(r"'(\S+) is not a file in the archive", text)
+    if missing:
+        return f"-k must be results, ep_lengths, or successes if the environment tells them, got {missing[1]!r}"
     if isinstance(error, KeyError):
         is_id = re.search(r"-v\d+$", str(error.args[0])) is not None
         return unknown_environment(str(error.args[0])) if is_id else f"the settings must have {text}"

@@ -11,7 +11,7 @@ import yaml
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import BaseTrial
 from rl_zoo3.hyperparams_opt import HYPERPARAMS_CONVERTER, HYPERPARAMS_SAMPLER
-from rl_zoo3.utils import ALGOS
+from rl_zoo3.utils import ALGOS, SimpleLinearSchedule
 from sb3_contrib import MaskablePPO
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from stable_baselines3.common.utils import ConstantSchedule
@@ -20,6 +20,7 @@ from sb3_acer import ACER
 from sb3_acer.policies import ACERPolicy
 
 NET_ARCHS = {"small": [64, 64], "medium": [256, 256]}
+ZOO_SCHEDULES = (ConstantSchedule, SimpleLinearSchedule)  # which the zoo makes of 1e-3 and lin_1e-3
 ACTIVATIONS = {"tanh": th.nn.Tanh, "relu": th.nn.ReLU, "elu": th.nn.ELU}
 OPTIMIZERS = {"rmsprop": RMSpropTFLike, "adam": th.optim.Adam}
 
@@ -150,10 +151,12 @@ def nearest_trial(hyperparams: dict[str, Any], n_envs: int) -> dict[str, Any]:
     optimizer = cast(type[ACERPolicy], policy_class).default_optimizer(given)
     options = defaults_of(ACERPolicy) | {"optimizer_class": optimizer} | given
     learning_rate = values["learning_rate"]
+    if isinstance(learning_rate, SimpleLinearSchedule):
+        values["lr_schedule"] = "linear"
     layers = options["net_arch"] or NET_ARCHS["small"]
     values |= {
         "batch_size": values["batch_size"] or n_envs,
-        "learning_rate": learning_rate.val if isinstance(learning_rate, ConstantSchedule) else learning_rate,
+        "learning_rate": learning_rate(1.0) if isinstance(learning_rate, ZOO_SCHEDULES) else learning_rate,
         "net_arch": key_of(layers.get("pi") if isinstance(layers, dict) else layers, NET_ARCHS),
         "activation_fn": key_of(options["activation_fn"], ACTIVATIONS),
         "optimizer": key_of(options["optimizer_class"], OPTIMIZERS),

@@ -391,11 +391,34 @@ def test_a_refused_resume_leaves_the_run_as_it_was(shell: Path) -> None:
     sb3_acer("train", *SHORT_RUN, *CHECKPOINTED, cwd=shell)
     run = shell / "logs/acer/CartPole-v1_1"
     before = [(run / name).read_bytes() for name in ("arguments.json", "CartPole-v1/config.yml")]
-    with pytest.raises(SystemExit, match=r"^sb3-acer train: delta must be .*, as in the checkpoint"):
-        sb3_acer("train", "--resume", "-n", "1200", "-params", "delta:0.5", cwd=shell)
+    for others, message in (
+        (("-params", "delta:0.6"), r"delta must be 0\.27, as in the run to resume, got 0\.6"),
+        (("-params", "normalize:True"), r"normalize must be 'dict\(norm_obs=False\)', as .*, got True"),
+        (("-params", "frame_stack:2"), r"frame_stack must be left out, as in the run to resume, got 2"),
+        (("--env-kwargs", "is_easy:True"), r"--env-kwargs must be None, as .*, got {'is_easy': True}"),
+    ):
+        with pytest.raises(SystemExit, match=f"^sb3-acer train: {message}$"):
+            sb3_acer("train", "--resume", "-n", "1200", *others, cwd=shell)
     assert [(run / name).read_bytes() for name in ("arguments.json", "CartPole-v1/config.yml")] == before
     sb3_acer("train", "--resume", "-n", "1200", cwd=shell)
     assert ACER.load(run / "CartPole-v1.zip").num_timesteps >= 1200
+
+
+def test_a_run_with_an_id_of_its_own_is_resumed(shell: Path) -> None:
+    for seed in ("1", "2"):
+        sb3_acer("train", *SHORT_RUN, *CHECKPOINTED, "--seed", seed, "--uuid", cwd=shell)
+    sb3_acer("train", "--resume", "-n", "700", cwd=shell)
+    agents = [ACER.load(path) for path in shell.glob("logs/acer/CartPole-v1_1_*/CartPole-v1.zip")]
+    assert sorted((agent.seed, agent.num_timesteps >= 700) for agent in agents) == [(1, False), (2, True)]
+
+
+def test_numbers_that_yaml_takes_for_strings_are_numbers(shell: Path) -> None:
+    (shell / "mine.yml").write_text(
+        "CartPole-v1:\n  n_timesteps: 1e2\n  policy: MlpPolicy\n  learning_rate: 5e-4\n  buffer_size: 1e3\n"
+    )
+    sb3_acer("train", "-conf", "mine.yml", "--eval-freq", "-1", "--num-threads", "1", cwd=shell)
+    agent = ACER.load(shell / "logs/acer/CartPole-v1_1/CartPole-v1.zip")
+    assert (agent.num_timesteps, agent.lr_schedule(1.0), agent.buffer_size) == (100, 5e-4, 1000)
 
 
 def test_a_run_whose_settings_are_wrong_leaves_no_folder(shell: Path) -> None:

@@ -122,6 +122,7 @@ def test_a_suite_is_registered_by_an_option(env_id: str, monkeypatch: pytest.Mon
 
 def test_an_environment_that_is_not_registered_or_cannot_draw_itself_is_explained() -> None:
     assert explained(KeyError("Mine-v3")).endswith("--env Mine-v3 --gym-packages MODULE")
+    assert explained(KeyError("gain is not a file in the archive")).endswith("tells them, got 'gain'")
     assert explained(KeyError("n_timesteps")) == "the settings must have 'n_timesteps'"
     error = TypeError("Knobs() got an unexpected keyword argument 'render_mode'")
     assert explained(error).endswith("An environment that cannot draw itself is played with --no-render")

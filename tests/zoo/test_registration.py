@@ -18,6 +18,7 @@ import rl_zoo3.utils
 import torch as th
 import yaml
 from rl_zoo3.exp_manager import ExperimentManager
+from rl_zoo3.utils import SimpleLinearSchedule
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 
 from sb3_acer import ACER
@@ -123,6 +124,8 @@ def test_the_trial_nearest_to_the_defaults_is_within_the_ranges_and_leaves_out_w
         "n_envs_pow": 0,
         "batch_size_pow": 2,
     }
+    falling = {"learning_rate": SimpleLinearSchedule(2e-3), "lr_schedule": "constant"}
+    assert nearest_trial(falling, 4) == params | {"learning_rate": 2e-3, "lr_schedule": "linear"}
     others = {"learning_rate": lambda progress: 1e-3 * progress, "ent_schedule": "middle_drop"}
     assert params.keys() - nearest_trial(others | {"policy_kwargs": {"net_arch": [400]}}, 4).keys() == {
         "learning_rate",
