@@ -260,7 +260,8 @@ class ACER(StableBaselinesInterface):
     def _warn_of_late_start(self, total_timesteps: int, reset_num_timesteps: bool) -> None:
         """In a loop of calls that count their steps together, each begins with a smaller learning rate."""
         before = 0 if reset_num_timesteps or self._resumed is not None else self.num_timesteps
-        if before >= 2 * total_timesteps and not callable(self.learning_rate) and self.lr_schedule_name != "constant":
+        is_scheduled = self.lr_schedule_name != "constant" and not callable(self.learning_rate)
+        if is_scheduled and 0 < 2 * total_timesteps <= before:
             rate = self.lr_schedule(total_timesteps / (before + total_timesteps))
             warnings.warn(
                 f"the learning rate begins at {rate:.2g}: lr_schedule={self.lr_schedule_name!r} counts the steps of "
@@ -298,7 +299,9 @@ class ACER(StableBaselinesInterface):
         except RuntimeError as error:
             if "Kernel size" not in str(error):
                 raise
-            rule = "have images, channels first, that its convolutions fit into, 36 x 36 at least with SB3's NatureCNN"
+            rule = (
+                "have images with channels first that its convolutions fit into, 36 x 36 at least with SB3's NatureCNN"
+            )
             raise ValueError(
                 f"observation_space must {rule}, or policy_kwargs another features_extractor_class, got "
                 f"{self.observation_space}: {error}"
@@ -432,6 +435,8 @@ class ACER(StableBaselinesInterface):
             and all can be saved. Also if masks leave no valid action in a state, or are for Box actions.
         """
         require(self.env is not None, "env", "given before learn, by ACER.load(path, env) or set_env(env)", self.env)
+        is_built = self.replay_buffer is not None
+        require(is_built, "_init_setup_model", "True, or setup_model() called before learn", False)
         total_timesteps = check_whole("total_timesteps", total_timesteps)
         check_callback("callback", callback)
         self._set_log_interval(log_interval, total_timesteps)

@@ -74,7 +74,8 @@ class PredictionInterface(BasePolicy, ABC):
     ) -> tuple[th.Tensor, th.Tensor, th.Tensor | None]:
         """
         :param obs: ``[N, ...]``
-        :param actions: as :meth:`get_distribution` samples them, ``[N]`` or ``[N, D]``
+        :param actions: as :meth:`forward` and :meth:`get_distribution` sample them, ``[N]`` or ``[N, D]``; they count
+            from 0 where the action space has another ``start``, which those of :meth:`predict` have
         :param states: recurrent states, ``[N, W]``; None where episodes begin
         :param action_masks: see :meth:`predict`
         :return: V(x), ``[N, 1]``, the logarithm of the actions' probability or density, ``[N]``, and the entropy,
@@ -180,11 +181,13 @@ class PredictionInterface(BasePolicy, ABC):
             observations, vectorized = self.obs_to_tensor(observation)
             if isinstance(self.observation_space, spaces.Dict) and isinstance(observations, dict):
                 observations = {key: observations[key] for key in self.observation_space}
-        except (ValueError, TypeError, AssertionError, AttributeError, KeyError) as error:
+        except (ValueError, TypeError, AssertionError, AttributeError, KeyError, IndexError) as error:
             raise ValueError(
                 f"observation must be of {self.observation_space}, got {observation!r}: {error}"
             ) from error
-        for part in observations.values() if isinstance(observations, dict) else [observations]:
+        parts = list(observations.values()) if isinstance(observations, dict) else [observations]
+        require(len({part.shape[0] for part in parts}) <= 1, "observation", "of equally many environments", observation)
+        for part in parts:
             require(not part.is_complex() and bool(part.isfinite().all()), "observation", "finite", observation)
         return observations, vectorized
 

@@ -575,6 +575,11 @@ def test_an_agent_is_built_for_an_environment() -> None:
     ):
         small(None)
     assert small(None, _init_setup_model=False).env is None
+    unbuilt = small(_init_setup_model=False)
+    with pytest.raises(ValueError, match="_init_setup_model must be True, or setup_model"):
+        unbuilt.learn(10)
+    unbuilt.setup_model()
+    unbuilt.learn(10)
 
 
 def test_an_error_names_the_update_that_was_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -943,8 +948,17 @@ def test_observations_that_cannot_be_made_vectors_are_refused(space: spaces.Spac
 
 def test_a_dict_that_lacks_a_part_of_the_observation_is_refused() -> None:
     model = small(in_a_dict(), "MultiInputPolicy")
-    with pytest.raises(ValueError, match="observation must be of Dict"):
-        model.predict({})
+    others: list[Any] = [{}, np.zeros(5)]
+    for other in others:
+        with pytest.raises(ValueError, match="observation must be of Dict"):
+            model.predict(other)
+
+
+def test_parts_of_an_observation_have_the_same_number_of_rows() -> None:
+    space = spaces.Dict(x=spaces.Box(-np.inf, np.inf, (4,)), y=spaces.Box(-np.inf, np.inf, (4,)))
+    env = gym.wrappers.TransformObservation(gym.make("CartPole-v1"), lambda x: {"x": x, "y": x}, space)
+    with pytest.raises(ValueError, match="observation must be of equally many environments"):
+        small(env, "MultiInputPolicy").predict({"x": np.zeros(4), "y": np.zeros((2, 4))})
 
 
 def test_images_in_place_of_vectors_warn() -> None:
@@ -1040,6 +1054,8 @@ def test_a_loop_of_calls_whose_learning_rate_vanishes_gives_a_warning() -> None:
             scheduled.learn(100, reset_num_timesteps=False)
         for _ in range(5):
             constant.learn(100, reset_num_timesteps=False)
+        scheduled.learn(0, reset_num_timesteps=False)
+        small().learn(0)
     with pytest.warns(UserWarning, match="learning rate begins at 0.0033: lr_schedule='linear' counts the steps"):
         scheduled.learn(100, reset_num_timesteps=False)
     with warnings.catch_warnings():

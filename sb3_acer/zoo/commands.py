@@ -19,11 +19,13 @@ from contextlib import redirect_stdout
 from functools import partial
 from importlib import import_module
 from io import StringIO
+from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import gymnasium as gym
+import numpy as np
 import optuna
 import rl_zoo3.enjoy
 import rl_zoo3.train
@@ -300,12 +302,14 @@ def runs_to_plot(name: str, arguments: list[str], files: str) -> tuple[list[Path
     parser.add_argument("-f", "--exp-folder", "--exp-folders", nargs="+")
     options = parser.parse_known_args([*SAVED_LOGS, *arguments])[0]
     names = [env_id.replace("/", "-") for env_id in options.env]
-    folders = [Path(folder, algo.lower()) for folder in options.exp_folder for algo in options.algo]
-    runs = [run for folder in folders for run in folder.glob("*") if any(env_name in run.name for env_name in names)]
-    found = [run for run in runs if any(run.glob(files))]
-    if not found and not asks_for_help(arguments):
-        place = " or ".join(map(str, folders))
-        sys.exit(f"sb3-acer {name}: {place} must have a run of {' or '.join(options.env)} with {files}, got none")
+    found: list[Path] = []
+    for algo, (env_id, env_name) in product(options.algo, zip(options.env, names, strict=True)):
+        folders = [Path(folder, algo.lower()) for folder in options.exp_folder]
+        runs = [run for folder in folders for run in folder.glob("*") if env_name in run.name and any(run.glob(files))]
+        if not runs and not asks_for_help(arguments):  # the zoo would draw it, with a score of 0
+            place = " or ".join(map(str, folders))
+            sys.exit(f"sb3-acer {name}: {place} must have a run of {env_id} with {files}, got none")
+        found += runs
     return found, names
 
 
@@ -321,7 +325,13 @@ def all_plots(arguments: list[str]) -> None:
     """plot the evaluations made during training, of one or more agents, and print a table"""
     from rl_zoo3.plots import all_plots
 
-    env_names = runs_to_plot("all-plots", arguments, "evaluations.npz")[1]
+    runs, env_names = runs_to_plot("all-plots", arguments, "evaluations.npz")
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("-max", "--max-timesteps", type=int, default=sys.maxsize)
+    shown = parser.parse_known_args(arguments)[0].max_timesteps
+    first = max((int(np.load(run / "evaluations.npz")["timesteps"][0]) for run in runs), default=0)
+    if shown < first:
+        sys.exit(f"sb3-acer all-plots: --max-timesteps must be at least {first}, the first evaluation, got {shown}")
     plot("all-plots", all_plots, SAVED_LOGS, [*arguments, "-e", *env_names])
 
 
@@ -329,6 +339,10 @@ def plot_from_file(arguments: list[str]) -> None:
     """plot what all-plots has saved with --output, for at least two runs of each agent"""
     from rl_zoo3.plots import plot_from_file
 
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("-i", "--input")
+    if parser.parse_known_args(arguments)[0].input is None and not asks_for_help(arguments):
+        sys.exit("sb3-acer plot-from-file: -i must name a file that all-plots has saved with --output")
     plot("plot-from-file", plot_from_file, [], arguments)
 
 

@@ -119,6 +119,10 @@ class Experiment(ExperimentManager):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        steps = getattr(self.args, "n_timesteps", -1)
+        require(steps > 0 or steps == -1, "--n-timesteps", "at least 1, or -1 for the entry's", steps)
+        is_interval = getattr(self.args, "log_interval", -1) != 0
+        require(is_interval, "--log-interval", "at least 1, -1 for the default, or less for no log", 0)
         if self.trial_id is not None:
             self.trial_id = TrialNumber(self.trial_id)
         if self.resumed is not None:

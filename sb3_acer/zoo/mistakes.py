@@ -25,6 +25,7 @@ MISTAKES = (
     TypeError,
     KeyError,
     AssertionError,
+    AttributeError,
     NameError,
     SyntaxError,
     ImportError,
@@ -89,12 +90,14 @@ def explained(error: Exception, in_argument: bool = False) -> str:
     if unknown:
         return unknown_environment(unknown[1])
     if isinstance(error, ModuleNotFoundError):
-        return f"{text}. --gym-packages must name modules in this folder, or installed ones"
+        return f"{text}. --gym-packages, env_wrapper and the like must name modules in this folder, or installed ones"
     if isinstance(error, FileNotFoundError) and str(error.filename).endswith(".yml"):
         return f"{text}. -conf must name a file of hyperparameters with an entry for the environment"
-    missing = re.match(r"'(\S+) is not a file in the archive", text)
-    if missing:
-        return f"-k must be results, ep_lengths, or successes if the environment tells them, got {missing[1]!r}"
+    if "inhomogeneous" in text:
+        return "the runs of one agent must have been evaluated with the same --eval-episodes"
+    key = re.match(r"'(\S+) is not a file in the archive", text)
+    if key:
+        return f"-k must be results, ep_lengths, or successes if the environment tells them, got {key[1]!r}"
     if isinstance(error, KeyError):
         is_id = re.search(r"-v\d+$", str(error.args[0])) is not None
         return unknown_environment(str(error.args[0])) if is_id else f"the settings must have {text}"

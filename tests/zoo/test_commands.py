@@ -11,6 +11,7 @@ from typing import Any
 
 import gymnasium as gym
 import huggingface_hub
+import numpy as np
 import optuna
 import pytest
 import yaml
@@ -126,6 +127,23 @@ def test_the_runs_of_an_environment_are_plotted_and_none_is_one_line(tmp_path: P
         message = f"sb3-acer {name}: {tmp_path}/acer must have a run of {env_id} with {files}, got none"
         with pytest.raises(SystemExit, match=re.escape(message)):
             commands.main([name, "-f", str(tmp_path), "-e", env_id])
+    with pytest.raises(SystemExit, match=r"/acer must have a run of CartPole-v1 with \*.monitor.csv, got none"):
+        commands.main(["plot-train", "-f", str(tmp_path), "-e", "MinAtar/Breakout-v1", "CartPole-v1"])
+
+
+def test_evaluations_that_cannot_be_plotted_together_are_one_line(tmp_path: Path) -> None:
+    for number, n_episodes in ((1, 2), (2, 3)):
+        run = tmp_path / "acer" / f"CartPole-v1_{number}"
+        run.mkdir(parents=True)
+        results = np.ones((4, n_episodes))
+        np.savez(run / "evaluations.npz", timesteps=np.arange(10, 50, 10), results=results, ep_lengths=results)
+    given = ["all-plots", "-f", str(tmp_path), "-e", "CartPole-v1"]
+    with pytest.raises(SystemExit, match="evaluated with the same --eval-episodes"):
+        commands.main(given)
+    with pytest.raises(SystemExit, match="--max-timesteps must be at least 10, the first evaluation, got 9"):
+        commands.main([*given, "--max", "9"])
+    with pytest.raises(SystemExit, match="-i must name a file that all-plots has saved"):
+        commands.main(["plot-from-file"])
 
 
 def test_a_running_mean_is_over_a_tenth_of_the_shortest_run() -> None:
@@ -258,7 +276,7 @@ def test_an_own_environment_is_trained_with_the_default_of_its_actions_and_filme
     sb3_acer("record-video", *own, "-n", "20", cwd=shell)
     (video,) = (run / "videos").glob("*.mp4")
     assert is_mp4(video)
-    with pytest.raises(SystemExit, match=r"No module named 'no_module'. --gym-packages must name modules in this"):
+    with pytest.raises(SystemExit, match=r"No module named 'no_module'. --gym-packages, env_wrapper and the like must"):
         sb3_acer("record-video", "--env", "OwnPendulum-v0", "--gym-packages", "no_module", cwd=shell)
     del gym.registry["OwnPendulum-v0"]
 

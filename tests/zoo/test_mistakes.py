@@ -55,7 +55,7 @@ def knobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         (["--env", "Mine-v9"], "--gym-packages names: --env Mine-v9 --gym-packages MODULE"),
         (
             ["--env", "Mine-v9", "--gym-packages", "nowhere"],
-            "No module named 'nowhere'. --gym-packages must name modules in",
+            "No module named 'nowhere'. --gym-packages, env_wrapper and the like must name modules in",
         ),
         (
             ["-params", "n_steps:abc"],
@@ -118,6 +118,23 @@ def test_a_suite_is_registered_by_an_option(env_id: str, monkeypatch: pytest.Mon
     assert unknown_environment(env_id) == expected
     monkeypatch.setitem(sys.modules, module, sys)
     assert "must be the id of a registered environment" in unknown_environment(env_id)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (("-n", "0"), "--n-timesteps must be at least 1, or -1 for the entry's, got 0"),
+        (("--log-interval", "0"), "--log-interval must be at least 1, .*, got 0"),
+        (("-params", "policy_kwargs:dict(activation_fn=nn.Foo)"), "has no attribute 'Foo'"),
+        (("-params", "env_wrapper:'nope.Wrapper'"), "No module named 'nope'. .*env_wrapper"),
+    ],
+)
+def test_settings_that_cannot_be_used_are_one_line_and_leave_no_run(
+    given: tuple[str, ...], message: str, shell: Path
+) -> None:
+    with pytest.raises(SystemExit, match=f"^sb3-acer train: .*{message}"):
+        sb3_acer("train", *given, cwd=shell)
+    assert not list(shell.glob("logs/acer/*"))
 
 
 def test_an_environment_that_is_not_registered_or_cannot_draw_itself_is_explained() -> None:
