@@ -299,9 +299,7 @@ class ACER(StableBaselinesInterface):
         except RuntimeError as error:
             if "Kernel size" not in str(error):
                 raise
-            rule = (
-                "have images with channels first that convolutions fit into, 36 x 36 at least with SB3's NatureCNN"
-            )
+            rule = "have images with channels first that convolutions fit into, 36 x 36 at least with SB3's NatureCNN"
             raise ValueError(
                 f"observation_space must {rule}, or policy_kwargs another features_extractor_class, got "
                 f"{self.observation_space}: {error}"
