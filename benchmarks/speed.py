@@ -148,8 +148,10 @@ def floor_of(model: ACER, batch: Any) -> Callable[[], None]:
     taken, candidates = th.randn(shape), th.randn(shape)[1:]
 
     def chain(layers: Chain, x: th.Tensor) -> th.Tensor:
-        for module in layers.modules:
-            x = F.linear(x, module.weight, module.bias) if isinstance(module, th.nn.Linear) else th.tanh(x)  # type: ignore[arg-type]
+        assert layers.layers is not None
+        for weight, bias, activation in layers.layers:
+            x = F.linear(x, weight, bias)
+            x = x if activation is None else th.tanh(x)
         return x
 
     def features(network: ACERPolicy, recurrent: Any, x: th.Tensor) -> th.Tensor:
