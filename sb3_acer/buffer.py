@@ -349,6 +349,7 @@ class SequenceReplayBuffer(ReplayBuffer):
         if masks is not None and batch.final_masks is not None:
             next_masks = masks[1:].clone()
             next_masks.flatten(0, 1)[batch.final_steps] = batch.final_masks
+        handled, self.handle_timeout_termination = self.handle_timeout_termination, True  # it has been by the batch
         for step in range(self.n_steps):
             self.add(
                 self._from_keys({key: rows[step].numpy() for key, rows in observations.items()}),
@@ -362,6 +363,7 @@ class SequenceReplayBuffer(ReplayBuffer):
                 masks=None if masks is None else masks[step].numpy(),
                 next_masks=None if next_masks is None else next_masks[step].numpy(),
             )
+        self.handle_timeout_termination = handled
 
     def expect_frame_stack(self, n_frames: int) -> None:
         """

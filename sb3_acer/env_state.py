@@ -127,16 +127,20 @@ def set_env_state(env: VecEnv, state: EnvState) -> None:
     if (_NORMALIZE in names) != (_NORMALIZE in own_names):
         rule = "be wrapped" if _NORMALIZE in names else "not be wrapped"
         raise NormalizationError(f"env must {rule} in {_NORMALIZE}: the environment had the wrappers {names}")
-    if names != own_names:
-        raise EnvStateError(f"the environment had the wrappers {names}")
-    for layer, saved in zip(wrappers, attributes, strict=True):
+    is_same = names == own_names
+    by_name = dict(zip(names, attributes, strict=True))
+    found = attributes if is_same else [by_name.get(name, {}) for name in own_names]
+    for layer, saved in zip(wrappers, found, strict=True):
         for name, value in _settings(layer).items():
             if saved.get(name, value) != value:
                 rule = f"be wrapped in {_NORMALIZE} with {name}={saved[name]!r}, as it was"
                 raise NormalizationError(f"env must {rule}, got {value!r}")
     is_same_number = state.n_envs == env.num_envs
-    for layer, saved in zip(wrappers, attributes, strict=True):
-        vars(layer).update({name: v for name, v in saved.items() if is_same_number or _is_statistic(v)})
+    for layer, saved in zip(wrappers, found, strict=True):
+        keeps_all = is_same and is_same_number
+        vars(layer).update({name: v for name, v in saved.items() if keeps_all or _is_statistic(v)})
+    if not is_same:
+        raise EnvStateError(f"the environment had the wrappers {names}")
     if not is_same_number:
         raise EnvStateError(f"there were {state.n_envs} environments, and now there are {env.num_envs}")
     if state.envs is None:

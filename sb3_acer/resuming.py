@@ -466,11 +466,13 @@ def _put_back(present: Any, saved: Any) -> Any:
 
 
 def _with_names(value: Any) -> Any:
-    """Classes by their names: one of the main program that was unpickled is another object."""
+    """What can be compared. Classes by their names: one of the main program that was unpickled is another object."""
     if isinstance(value, type):
         return f"{value.__module__}.{value.__name__}"  # loading shortens the qualified names of local ones
     if isinstance(value, dict):
         return {key: _with_names(part) for key, part in value.items()}
+    if isinstance(value, np.ndarray):
+        return value.tolist()  # arrays have no single truth of being equal
     return type(value)(map(_with_names, value)) if type(value) in (list, tuple) else value
 
 

@@ -1119,3 +1119,17 @@ def test_a_buffer_without_room_is_refused(arguments: tuple[int, int], message: s
     buffer_size, n_steps = arguments
     with pytest.raises(ValueError, match=message):
         SequenceReplayBuffer(buffer_size, spaces.Discrete(2), spaces.Discrete(2), n_steps=n_steps)
+
+
+def test_rearranged_buffers_keep_episodes_that_were_reset_from_outside_truncated() -> None:
+    buffer = SequenceReplayBuffer(20, VECTOR, ACTIONS, "cpu", 1, n_steps=4, handle_timeout_termination=False)
+    behaviour = np.full((1, 2000), 1 / 1000, np.float32)
+    for step in range(4):
+        obs = np.full((1, *VECTOR.shape), step, np.float32)
+        buffer.add(obs, obs + 1, np.zeros((1, 2)), np.zeros(1), np.zeros(1), [{}], behaviour=behaviour)
+        if step == 1:
+            buffer.end_episodes()
+    for each in (buffer, buffer.with_envs(1)):
+        batch = each.gather(np.zeros(1, int), np.zeros(1, int), None, th.device("cpu"))
+        assert batch.truncated[:, 0].tolist() == [False, True, False, False]
+        assert not batch.terminated.any()

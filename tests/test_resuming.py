@@ -17,7 +17,7 @@ from stable_baselines3.common.callbacks import BaseCallback, EvalCallback, Every
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import KVWriter, Logger
 from stable_baselines3.common.torch_layers import FlattenExtractor
-from stable_baselines3.common.vec_env import VecEnv, VecNormalize
+from stable_baselines3.common.vec_env import VecCheckNan, VecEnv, VecNormalize
 
 from sb3_acer import ACER
 from sb3_acer.checkpoint import find_checkpoint
@@ -442,6 +442,29 @@ def test_training_continues_with_vec_normalize_as_it_was(env_id: str, tmp_path: 
         model().learn(128, checkpoint=tmp_path)
     with pytest.raises(ValueError, match=r"with gamma=0.99, as it was, got 0.5"):
         model(norm_reward=False, gamma=0.5).learn(128, checkpoint=tmp_path)
+
+
+def test_statistics_are_kept_where_the_wrappers_around_them_are_others(tmp_path: Path) -> None:
+    ACER("MlpPolicy", VecNormalize(make_vec_env("CartPole-v1", 1)), **SMALL).learn(64, checkpoint=tmp_path)
+    with pytest.warns(UserWarning, match="the environments begin new episodes"):
+        model = ACER.load_checkpoint(tmp_path, VecCheckNan(VecNormalize(make_vec_env("CartPole-v1", 1))))
+    statistics: Any = getattr(model.get_vec_normalize_env(), "obs_rms", None)
+    assert statistics.count > 64
+
+
+def test_settings_that_hold_an_array_are_compared(tmp_path: Path) -> None:
+    class Scaled(FlattenExtractor):
+        def __init__(self, observation_space: Any, scale: Any) -> None:
+            super().__init__(observation_space)
+
+    def model(scale: float) -> ACER:
+        options = {"features_extractor_class": Scaled, "features_extractor_kwargs": {"scale": np.full(2, scale)}}
+        return ACER("MlpPolicy", "CartPole-v1", **SMALL, policy_kwargs=options)
+
+    model(1).learn(64, checkpoint=tmp_path)
+    with pytest.raises(ValueError, match="policy_kwargs must be"):
+        model(2).learn(128, checkpoint=tmp_path)
+    assert model(1).learn(128, checkpoint=tmp_path).num_timesteps == 128
 
 
 def test_learning_rates_are_compared_by_their_values(tmp_path: Path) -> None:
