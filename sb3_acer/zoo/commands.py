@@ -58,26 +58,30 @@ SAVED_LOGS = ["-a", "acer", "-e", "CartPole-v1", "-f", LOG_FOLDER]
 
 def find_agent(exp_id: int, folder: str, algo: str, env_name: Any, *which: Any) -> tuple[str, str, str]:
     """
-    The zoo's ``get_model_path``, but the newest run is the newest that has an agent. If there is none, exit with a
-    message of one line.
+    The zoo's ``get_model_path``, but the newest run is the newest that has the agent asked for. If there is none, exit
+    with a message of one line.
 
     :param exp_id: number of the run; 0 for the newest
     :param env_name: an EnvironmentName of huggingface_sb3
     """
     agents = Path(folder, algo).glob(f"{env_name}_*/*.zip")
-    numbers = [int(number) for agent in agents if (number := agent.parent.name.rpartition("_")[2]).isdigit()]
-    try:
-        with redirect_stdout(StringIO()) as said:
-            found = get_model_path(exp_id or max(numbers, default=0), folder, algo, env_name, *which)
-    except (AssertionError, ValueError) as error:
-        if "rl-trained-agents" in folder:  # the zoo then downloads the agent
-            raise
-        env_id = env_name.gym_id
-        known = env_id.split(":")[-1] in gym.registry
-        advice = f"To train one: {command('train', algo, env_id, folder)}" if known else unknown_environment(env_id)
-        sys.exit(f"No saved agent: {error}. {advice}")
-    print(said.getvalue(), end="")
-    return found
+    numbers = {int(number) for agent in agents if (number := agent.parent.name.rpartition("_")[2]).isdigit()}
+    errors: list[Exception] = []
+    for run_id in [exp_id] if exp_id else sorted(numbers, reverse=True) or [0]:
+        try:
+            with redirect_stdout(StringIO()) as said:
+                found = get_model_path(run_id, folder, algo, env_name, *which)
+        except (AssertionError, ValueError) as error:
+            errors.append(error)
+        else:
+            print(said.getvalue(), end="")
+            return found
+    if "rl-trained-agents" in folder:  # the zoo then downloads the agent
+        raise errors[0]
+    env_id = env_name.gym_id
+    known = env_id.split(":")[-1] in gym.registry
+    advice = f"To train one: {command('train', algo, env_id, folder)}" if known else unknown_environment(env_id)
+    sys.exit(f"No saved agent: {errors[0]}. {advice}")
 
 
 def run_zoo(name: str, script: Callable[[], object], defaults: list[str], arguments: list[str]) -> None:

@@ -236,14 +236,16 @@ def test_no_agent_of_a_mistyped_environment_is_said_to_be_mistyped(shell: Path) 
         commands.main(["enjoy", "--env", "CartPol-v1"])
 
 
-def test_the_newest_run_is_the_newest_that_has_an_agent(tmp_path: Path) -> None:
-    runs = [tmp_path / "acer" / f"CartPole-v1_{number}" for number in (1, 2, 3)]
+def test_the_newest_run_is_the_newest_that_has_the_agent_asked_for(tmp_path: Path) -> None:
+    runs = [tmp_path / "acer" / f"CartPole-v1_{number}" for number in (1, 2, 3, 4)]
     for run in runs:
         run.mkdir(parents=True)
     for run in runs[:2]:
         (run / "CartPole-v1.zip").touch()  # the third has failed at once
-    found = commands.find_agent(0, str(tmp_path), "acer", EnvironmentName("CartPole-v1"))
-    assert Path(found[1]).parent == runs[1]
+    (runs[3] / "best_model.zip").touch()  # the fourth has not ended
+    for is_best, run in ((False, runs[1]), (True, runs[3])):
+        found = commands.find_agent(0, str(tmp_path), "acer", EnvironmentName("CartPole-v1"), is_best)
+        assert Path(found[1]).parent == run
 
 
 def is_mp4(path: Path) -> bool:
