@@ -52,6 +52,7 @@ from sb3_acer.policies import (
     MultiInputLstmPolicy,
     MultiInputPolicy,
 )
+from sb3_acer.resuming import comparable
 from sb3_acer.rollouts import Generators
 from sb3_acer.sb2_compat.interface import StableBaselinesInterface
 from sb3_acer.schedules import NamedSchedule, make_schedule
@@ -60,8 +61,8 @@ from sb3_acer.update import Settings, Update, compute_update, metrics
 
 SelfACER = TypeVar("SelfACER", bound="ACER")
 
-_OF_THE_SAVED_AGENT = ("policy", "_init_setup_model")
-"""arguments of the constructor that a saved agent cannot get others of"""
+_FIXED_BY_THE_FILE = ("policy", "_init_setup_model")
+"""arguments of the constructor that `load` cannot replace"""
 
 
 class ACER(StableBaselinesInterface):
@@ -215,7 +216,7 @@ class ACER(StableBaselinesInterface):
         self._states = np.zeros((0, 0), np.float32)  # recurrent states of the environments, [n_envs, W]
         self._rngs = cast(Generators, None)  # set by set_random_seed
         self._observes_normalized = False  # whether VecNormalize makes the policy's observations itself
-        self._n_replays = 0  # after the last rollout
+        self._n_replays = 0  # replayed batches after the last rollout
         self._log_interval: int | None = None
         self._early_logs: tuple[int, ...] = ()
         self._logged_at = -1
@@ -363,8 +364,8 @@ class ACER(StableBaselinesInterface):
         """
         check_boolean("print_system_info", print_system_info)
         check_boolean("force_reset", force_reset)
-        unknown = [name for name in kwargs if name not in constructor_arguments(cls) or name in _OF_THE_SAVED_AGENT]
-        rule = f"arguments of the constructor other than {' and '.join(_OF_THE_SAVED_AGENT)}"
+        unknown = [name for name in kwargs if name not in constructor_arguments(cls) or name in _FIXED_BY_THE_FILE]
+        rule = f"arguments of the constructor other than {' and '.join(_FIXED_BY_THE_FILE)}"
         require(not unknown, "keyword arguments of load", rule, ", ".join(unknown))
         _set_num_threads(kwargs.pop("num_procs", None), kwargs.pop("n_cpu_tf_sess", None), stacklevel=3)
         env = env if env is None else check_env(env)
@@ -376,9 +377,9 @@ class ACER(StableBaselinesInterface):
         with opened(path, "zip") as file, named(path):
             model = super().load(file, env, device, custom_objects, print_system_info, force_reset, **kwargs)
             if given is not None:
-                same = given, _with_optimizer(model.policy_class, check_kwargs("policy_kwargs", given))
-                rule = f"those of the saved agent, {model.policy_kwargs}"
-                require(model.policy_kwargs in same, "policy_kwargs", rule, given)
+                whole = _with_optimizer(model.policy_class, check_kwargs("policy_kwargs", given))
+                saved, same = comparable(model.policy_kwargs), (comparable(given), comparable(whole))
+                require(saved in same, "policy_kwargs", f"those of the saved agent, {model.policy_kwargs}", given)
         # What the optimiser was saved with has replaced what it was built with.
         options = {"alpha": kwargs.get("rprop_alpha"), "eps": kwargs.get("rprop_epsilon")}
         if issubclass(model.policy.optimizer_class, RMSpropTFLike):

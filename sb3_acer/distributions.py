@@ -53,6 +53,7 @@ class Family(ABC):
     n_features: int
     """The width of an action as input of a network, see :meth:`encode`."""
     action_dtype: th.dtype
+    """The type of the actions' components in tensors."""
     normal_noise: bool = False
     """Whether samples are made of standard normal numbers; otherwise of numbers uniform on [0, 1)."""
     enumerable: bool = False

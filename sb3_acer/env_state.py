@@ -38,15 +38,8 @@ _OF_THE_PROCESS = (
 # Attributes of SB3's wrappers that are derived from the environment under them.
 _OF_THE_WRAPPER = ("venv", "class_attributes")
 _NORMALIZE = VecNormalize.__qualname__
-_SETTINGS = (
-    "norm_obs",
-    "norm_obs_keys",
-    "norm_reward",
-    "clip_obs",
-    "clip_reward",
-    "gamma",
-    "epsilon",
-)  # of VecNormalize
+_SETTINGS = ("norm_obs", "norm_obs_keys", "norm_reward", "clip_obs", "clip_reward", "gamma", "epsilon")
+"""of VecNormalize"""
 
 
 class EnvState(NamedTuple):

@@ -14,6 +14,9 @@ from sb3_acer.distributions import Family
 from sb3_acer.estimators import dueling
 from sb3_acer.mlp import ACTIVATIONS, add_product
 
+_WIDTH = 64
+"""units of the dueling head's hidden layer, at most: it has more rows than all others, one for each action judged"""
+
 
 class Judgement(NamedTuple):
     """A critic's output for N rows, without gradients. The first T * B rows are T steps of B sequences."""
@@ -113,7 +116,7 @@ class DuelingHead(nn.Module):
         self.activation = ACTIVATIONS[activation_fn]
         # A layer of [latent, action] as the sum of two layers, so that the latent features of a state are multiplied
         # once for all its actions. The first output of the first one is V.
-        width = min(latent_dim, 64)
+        width = min(latent_dim, _WIDTH)
         self.latent = nn.Linear(latent_dim, 1 + width)
         self.action = nn.Linear(family.n_features, width, bias=False)
         self.advantage = nn.Linear(width, 1, bias=False)

@@ -10,13 +10,15 @@ from torch.nn import functional as F
 
 
 class Activation(NamedTuple):
+    """An activation function in the forms that a :class:`Chain` needs."""
+
     function: Callable[[th.Tensor], th.Tensor]
     overwriting: Callable[[th.Tensor], th.Tensor]
     """the same of a tensor that may be overwritten"""
     backward: Callable[[th.Tensor, th.Tensor], th.Tensor]
     """gradient with respect to the input, from the gradient with respect to the output and the output"""
     of_array: Callable[[np.ndarray], np.ndarray]
-    """in place"""
+    """the same of an array, in place"""
 
     def __reduce__(self) -> Any:  # its functions cannot be pickled
         return _activation, (next(module for module, own in ACTIVATIONS.items() if own is self),)
@@ -52,9 +54,14 @@ ACTIVATIONS: dict[type[nn.Module], Activation] = {
 
 
 class Layer(NamedTuple):
+    """``activation(x @ weight.T + bias)`` of inputs x, ``[N, I]``."""
+
     weight: th.Tensor
+    """``[O, I]``"""
     bias: th.Tensor | None
+    """``[O]``; None for 0"""
     activation: Activation | None
+    """None for the identity"""
 
 
 class Chain:

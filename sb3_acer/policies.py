@@ -232,10 +232,8 @@ class ACERPolicy(PredictionInterface):
         """
         for part in space.values() if isinstance(space, spaces.Dict) else [space]:
             require(_is_basic(part), "observation_space", _BASIC, space)
-        extractor, suffix = (
-            cls.default_features_extractor,
-            "Policy" if cls.default_recurrent is Identity else "LstmPolicy",
-        )
+        extractor = cls.default_features_extractor
+        suffix = "Policy" if cls.default_recurrent is Identity else "LstmPolicy"
         if isinstance(space, spaces.Dict):
             fits = extractor not in (FlattenExtractor, NatureCNN)
             require(fits, "policy", f"'MultiInput{suffix}' for Dict observations", cls.__name__)
@@ -475,7 +473,7 @@ class ACERPolicy(PredictionInterface):
         :return: this policy's recurrent states after the T steps, without gradients, ``[B, W]``
         """
         training = self.training
-        self.set_training_mode(False)  # dropout was off in acting
+        self.set_training_mode(False)  # as in acting: no dropout and no batch statistics in the features extractor
         with th.no_grad():
             rows = _map(lambda rows: rows[: len(ends)].flatten(0, 1), observations)
             features, q_features = (each.view(*ends.shape, -1) for each in self._features(rows))
@@ -510,6 +508,7 @@ class ACERPolicy(PredictionInterface):
         :param rng: the source of the samples
         :param masks: whether actions are valid, ``[T + 1, B, P]``; None if all are
         :param final_masks: the same for the final observations, ``[F, P]``
+        :return: what an update needs of policy and critic, and the backward pass
         """
         n_steps, n_sequences = actions.shape[:2]
         rows = _map(_stack_rows, observations, final_observations)

@@ -28,14 +28,10 @@ from sb3_acer.env_state import EnvState, EnvStateError, NormalizationError, get_
 from sb3_acer.storage import named, opened, read_state, replacing, write_state
 
 _AGENT, _BUFFER, _TRAINING = "agent.zip", "replay_buffer.npz", "training.npz"
-_OF_THE_CALL = (
-    "model",
-    "parent",
-    "locals",
-    "globals",
-    "stopped_by",
-)  # attributes of a callback that a call of learn sets
-_MAY_DIFFER = {"device", "verbose", "tensorboard_log"}  # arguments of a run that continues another
+_OF_THE_CALL = ("model", "parent", "locals", "globals", "stopped_by")
+"""attributes of a callback that a call of learn sets"""
+_MAY_DIFFER = {"device", "verbose", "tensorboard_log"}
+"""arguments that may change when a run is continued"""
 _PLAIN = (bool, int, float, str, bytes, type(None), np.generic, np.random.Generator, np.random.RandomState)
 
 SelfResumable = TypeVar("SelfResumable", bound="ResumableAlgorithm")
@@ -298,7 +294,7 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         """
         attributes = {name: ATTRIBUTES.get(name, name) for name in constructor_arguments(type(self)) - _MAY_DIFFER}
         for name, attribute in {**attributes, "policy": "policy_class"}.items():
-            given, before = (_with_names(vars(of).get(attribute)) for of in (self, saved))
+            given, before = (comparable(vars(of).get(attribute)) for of in (self, saved))
             if name == "learning_rate" and callable(given) and callable(before):
                 is_same = all(given(remaining) == before(remaining) for remaining in (1.0, 0.5, 0.0))
             elif _is_plain(given) or _is_plain(before):
@@ -465,15 +461,19 @@ def _put_back(present: Any, saved: Any) -> Any:
     return present
 
 
-def _with_names(value: Any) -> Any:
-    """What can be compared. Classes by their names: one of the main program that was unpickled is another object."""
+def comparable(value: Any) -> Any:
+    """
+    :param value: an argument of the constructor
+    :return: the same in a form that ``==`` compares: arrays as lists, since they have no single truth of being equal,
+        and classes by their names, since one of the main program that was unpickled is another object
+    """
     if isinstance(value, type):
         return f"{value.__module__}.{value.__name__}"  # loading shortens the qualified names of local ones
     if isinstance(value, dict):
-        return {key: _with_names(part) for key, part in value.items()}
+        return {key: comparable(part) for key, part in value.items()}
     if isinstance(value, np.ndarray):
-        return value.tolist()  # arrays have no single truth of being equal
-    return type(value)(map(_with_names, value)) if type(value) in (list, tuple) else value
+        return value.tolist()
+    return type(value)(map(comparable, value)) if type(value) in (list, tuple) else value
 
 
 def _is_plain(value: Any) -> bool:

@@ -78,10 +78,13 @@ def compute_update(
     rng: np.random.Generator,
 ) -> Update:
     """
+    The gradients of ACER's loss for one batch: of the policy's gain within the trust region (equations 9 to 12; 15 and
+    16 where actions are sampled), and of the critic's errors (equations 6 and 14). No parameter changes.
+
     :param policy: the policy to improve
     :param average_policy: the centre of the trust region
     :param batch: B sequences of T steps, on-policy or replayed
-    :param settings: see there
+    :param settings: see :class:`Settings`
     :param rng: the source of the sampled candidates
     :return: the update; ``update.evaluation.backward(*update.gradients)`` carries it to the parameters
     """

@@ -357,6 +357,14 @@ def test_a_callback_that_stops_in_mid_rollout_loses_no_step() -> None:
     np.testing.assert_array_equal(model.replay_buffer.latest().terminated[:, 0].numpy(), [0, 1, 0, 0, 0])
 
 
+def test_an_episode_that_ends_at_the_step_where_a_callback_stops_is_counted() -> None:
+    model = small(Recorder(), replay_ratio=0)
+    model.learn(1000, StopAt(7))
+    assert model._episode_num == 1
+    assert model.ep_info_buffer is not None
+    assert [episode["l"] for episode in model.ep_info_buffer] == [7]
+
+
 @pytest.mark.parametrize(("answer", "n_steps"), [(None, 20), (True, 20), (False, 1), (np.False_, 1)])
 def test_a_function_as_callback_ends_training_by_false_alone(answer: Any, n_steps: int) -> None:
     assert small().learn(20, lambda local_names, global_names: answer).num_timesteps == n_steps

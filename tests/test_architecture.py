@@ -48,6 +48,7 @@ ALGORITHM: dict[str, set[str]] = {
         "distributed",
         "distributions",
         "policies",
+        "resuming",
         "rollouts",
         "sb2_compat.interface",
         "schedules",

@@ -670,6 +670,11 @@ def test_an_environment_gets_vectors_clipped_to_its_bounds(
                 assert float(action[i]) == pytest.approx(clipped, rel=1e-6)
 
 
+def test_an_environment_with_integer_vectors_gets_the_nearest_integers() -> None:
+    family = make_family(spaces.Box(-3, 5, (3,), np.int64))
+    assert family.to_env(np.array([[0.6, -1.7, 5.4]], np.float32)).tolist() == [[1, -2, 5]]
+
+
 # The choice of a family
 
 

@@ -311,6 +311,12 @@ def test_gains_equal_the_scalar_oracle(seed: int, c: float) -> None:
         assert correction[t, b].item() == pytest.approx(reference.correction_gain(*state, c), rel=1e-12, abs=1e-12)
 
 
+def test_the_correction_of_an_impossible_action_is_zero_without_truncation_too() -> None:
+    """At c = 0 its weight max(0, (rho - c) / rho) has no value at rho = 0."""
+    weights = correction_weights(th.tensor([0.0, 1.0]), th.tensor([0.0, 0.5]), th.ones(2), 0.0)
+    assert weights.tolist() == [0, 1]
+
+
 @truncation_constants
 def test_gradients_of_gains_are_their_weights(c: float) -> None:
     rng = np.random.default_rng(0)

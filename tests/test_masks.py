@@ -281,6 +281,23 @@ def test_where_one_action_is_left_everything_is_finite_and_nothing_is_learnt_of_
     close(update.ratio, th.ones_like(update.ratio), 1e-5)
 
 
+def test_traces_have_the_dimensions_of_the_state_that_the_action_was_taken_in() -> None:
+    """So the masks that follow the last step have no effect, where V does not depend on the policy."""
+    policy = random_policy(spaces.MultiDiscrete([3, 2, 4]))
+    batch = random_batch(policy, np.ones((20, 9), bool), 0)
+    assert batch.masks is not None
+    other = batch.masks.clone()
+    other[-1, :, [1, 2, 3, 6, 7, 8]] = False  # one valid outcome of each component
+    settings = Settings(0.875, 0.7, 0.3, 0.5, 0.02, 2)
+    update, same = (
+        compute_update(policy, deepcopy(policy), each, settings, np.random.default_rng(0))
+        for each in (batch, batch._replace(masks=other))
+    )
+    assert (update.ratio < 1).any()
+    for ours, theirs in zip(update.gradients, same.gradients, strict=True):
+        close(ours, theirs)
+
+
 @pytest.mark.parametrize("n_free", [0, 1, 3])
 def test_components_with_one_valid_outcome_are_no_dimensions_of_the_traces(n_free: int) -> None:
     masks = np.ones((1, 8), bool)

@@ -85,6 +85,26 @@ def test_steps_equal_those_of_single_parameters(optimizer_class: Callable[..., t
         assert not th.equal(own, before)
 
 
+@pytest.mark.parametrize("option", ["foreach", "capturable", "differentiable"])
+def test_adam_is_not_fused_where_an_option_excludes_it(option: str) -> None:
+    optimizer = FlatParameters(a_network()).make_optimizer(th.optim.Adam, 1e-2, {option: True})
+    assert optimizer.defaults[option]
+    assert not optimizer.defaults["fused"]
+
+
+def test_a_parameter_whose_gradient_was_removed_stays() -> None:
+    network = a_network()
+    flat = FlatParameters(network)
+    optimizer = flat.make_optimizer(th.optim.SGD, 0.1, {})
+    loss_of(network).backward()  # type: ignore[no-untyped-call]
+    removed, kept, *_ = network.parameters()
+    removed.grad = None
+    before = removed.detach().clone(), kept.detach().clone()
+    optimizer.step()
+    assert th.equal(removed, before[0])
+    assert not th.equal(kept, before[1])
+
+
 class ByShape(th.optim.SGD):
     """A user's optimiser, which treats matrices in its own way."""
 

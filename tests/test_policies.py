@@ -702,6 +702,13 @@ def test_net_arch_gives_the_layers_of_both_networks(
     assert all(quantity.isfinite().all() for quantity in found[:-1])
 
 
+@pytest.mark.parametrize(("latent_dim", "width"), [(48, 48), (128, 64)])
+def test_the_hidden_layer_of_the_dueling_head_has_at_most_64_units(latent_dim: int, width: int) -> None:
+    head = make(VECTOR, ACTIONS["Box"], net_arch=[latent_dim]).q_head
+    assert isinstance(head, DuelingHead)
+    assert head.action.out_features == width
+
+
 def test_there_are_no_hidden_layers_behind_a_nature_cnn_by_default() -> None:
     policy = make(IMAGE)
     assert isinstance(policy.features_extractor, NatureCNN)

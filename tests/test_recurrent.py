@@ -474,8 +474,13 @@ def test_each_step_is_evaluated_as_if_alone_from_its_recurrent_state(
             close(of_all[t, b], of_one[0, 0], 1e-5)
 
 
+class WithDropout(FlattenExtractor):
+    def forward(self, observations: th.Tensor) -> th.Tensor:
+        return nn.functional.dropout(super().forward(observations), 0.5, self.training)
+
+
 def test_warming_up_equals_acting_and_has_no_dropout() -> None:
-    policy = recurrent_policy(n_layers=2, lstm_kwargs={"dropout": 0.5})
+    policy = recurrent_policy(n_layers=2, lstm_kwargs={"dropout": 0.5}, features_extractor_class=WithDropout)
     given = a_slot(policy, some_endings(5, 3))
     expected = walk(policy, given).before.detach()
     policy.set_training_mode(True)

@@ -257,6 +257,10 @@ def test_another_number_of_environments_begins_new_episodes(tmp_path: Path) -> N
     make_model().learn(96).save_checkpoint(tmp_path)
     with pytest.warns(UserWarning, match="there were 2 environments, and now there are 3"):
         loaded = ACER.load_checkpoint(tmp_path, make_vec_env("CartPole-v1", 3), device="cpu")
+    first: Any
+    resumed: Any
+    first, resumed = (env.reset() for env in (make_model().get_env(), loaded.get_env()) if env is not None)
+    assert not (first[:, np.newaxis] == resumed).all(-1).any()  # others than those that training began with
     assert loaded.learn(150).num_timesteps == 168  # rollouts of 24 steps
 
 
@@ -408,6 +412,14 @@ def test_a_checkpoint_before_the_first_call_has_taken_no_time(tmp_path: Path) ->
     assert time.time_ns() - model.start_time < 600e9
 
 
+def test_the_time_of_training_goes_on(tmp_path: Path) -> None:
+    model = make_model().learn(64)
+    model.start_time -= int(3600e9)
+    model.save_checkpoint(tmp_path)
+    resumed = make_model(tmp_path).learn(128)
+    assert time.time_ns() - resumed.start_time >= 3600e9
+
+
 def test_a_checkpoint_is_of_one_seed(tmp_path: Path) -> None:
     ACER("MlpPolicy", "CartPole-v1", **SMALL).learn(64, checkpoint=tmp_path)
     other = ACER("MlpPolicy", "CartPole-v1", **{**SMALL, "seed": 4})
@@ -457,14 +469,20 @@ def test_settings_that_hold_an_array_are_compared(tmp_path: Path) -> None:
         def __init__(self, observation_space: Any, scale: Any) -> None:
             super().__init__(observation_space)
 
+    def options(scale: float) -> dict[str, Any]:
+        return {"features_extractor_class": Scaled, "features_extractor_kwargs": {"scale": np.full(2, scale)}}
+
     def model(scale: float) -> ACER:
-        options = {"features_extractor_class": Scaled, "features_extractor_kwargs": {"scale": np.full(2, scale)}}
-        return ACER("MlpPolicy", "CartPole-v1", **SMALL, policy_kwargs=options)
+        return ACER("MlpPolicy", "CartPole-v1", **SMALL, policy_kwargs=options(scale))
 
     model(1).learn(64, checkpoint=tmp_path)
     with pytest.raises(ValueError, match="policy_kwargs must be"):
         model(2).learn(128, checkpoint=tmp_path)
     assert model(1).learn(128, checkpoint=tmp_path).num_timesteps == 128
+    model(1).save(tmp_path / "agent")
+    ACER.load(tmp_path / "agent", policy_kwargs=options(1))
+    with pytest.raises(ValueError, match="policy_kwargs must be those of the saved agent"):
+        ACER.load(tmp_path / "agent", policy_kwargs=options(2))
 
 
 def test_learning_rates_are_compared_by_their_values(tmp_path: Path) -> None:
@@ -496,7 +514,7 @@ class Collect(BaseCallback):
 def test_what_a_callback_has_collected_stays_where_the_program_sees_it(tmp_path: Path) -> None:
     with pytest.raises(Killed):
         make_model().learn(300, [Collect([], {}), KillAt(201)], checkpoint=tmp_path, checkpoint_freq=64)
-    seen: list[int] = []
+    seen = [0]  # replaced by what was seen before the interruption
     last: dict[str, int] = {}
     make_model().learn(300, Collect(seen, last), checkpoint=tmp_path)
     assert seen == list(range(2, 306, 2))
