@@ -172,15 +172,22 @@ def train_on_rank(arguments: list[str]) -> None:
         run_training("train", rest)
 
 
-def experiment_of(arguments: list[str]) -> tuple[str, str, str]:
+def experiment_parser() -> argparse.ArgumentParser:
     """
-    :return: algorithm, environment and log folder that are among the arguments of the zoo's train
+    :return: a parser of the zoo's arguments for algorithm, environment and log folder
     """
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--algo", default="acer")
     parser.add_argument("--env", default="CartPole-v1")
     parser.add_argument("-f", "--log-folder", default=LOG_FOLDER)
-    options = parser.parse_known_args(arguments)[0]
+    return parser
+
+
+def experiment_of(arguments: list[str]) -> tuple[str, str, str]:
+    """
+    :return: algorithm, environment and log folder that are among the arguments of the zoo's train
+    """
+    options = experiment_parser().parse_known_args(arguments)[0]
     return options.algo, options.env, options.log_folder
 
 
@@ -234,10 +241,7 @@ def tune(arguments: list[str]) -> None:
     runs, arguments = runs_parser.parse_known_args(arguments)  # the only argument that is not the zoo's
     if runs.n_runs < 1:
         runs_parser.error(f"--n-runs must be at least 1, got {runs.n_runs}")
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--algo", default="acer")
-    parser.add_argument("--env", default="CartPole-v1")
-    parser.add_argument("-f", "--log-folder", default=LOG_FOLDER)
+    parser = experiment_parser()
     parser.add_argument("--storage")
     parser.add_argument("--study-name")
     parser.add_argument("--seed")  # not repeated: a worker with the same seed would draw the same trials
