@@ -481,6 +481,7 @@ class WithDropout(FlattenExtractor):
 
 def test_warming_up_equals_acting_and_has_no_dropout() -> None:
     policy = recurrent_policy(n_layers=2, lstm_kwargs={"dropout": 0.5}, features_extractor_class=WithDropout)
+    policy.set_training_mode(False)
     given = a_slot(policy, some_endings(5, 3))
     expected = walk(policy, given).before.detach()
     policy.set_training_mode(True)
