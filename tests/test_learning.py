@@ -42,7 +42,7 @@ def test_cartpole_is_solved_within_30_000_steps_on_every_seed(tmp_path: Path) ->
         ("Hopper-v5", 3000),
         ("Walker2d-v5", 4000),
         ("Swimmer-v5", 300),
-        ("Ant-v5", 3500),
+        ("Ant-v5", 5000),
         ("BipedalWalker-v3", 250),
         ("MiniGrid-DoorKey-5x5-v0", 0.95),
         ("MiniGrid-KeyCorridorS3R1-v0", 0.85),
