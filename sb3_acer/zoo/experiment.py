@@ -333,6 +333,7 @@ class Experiment(ExperimentManager):
             kind = "deterministic" if deterministic else "stochastic"
             print(f"Evaluating over {EVAL_EPISODES} episodes ({kind} actions)", flush=True)
             env = env or self.create_envs(self.n_eval_envs, eval_env=True)
+            env.seed(self.seed)  # the same initial states for both kinds
             mean, std = evaluate_policy(model, env, EVAL_EPISODES, deterministic=deterministic)
             print(f"Mean reward: {mean:.2f} +/- {std:.2f}")
         assert env is not None

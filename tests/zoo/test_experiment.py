@@ -14,6 +14,7 @@ import pytest
 import yaml
 from rl_zoo3.exp_manager import ExperimentManager
 from stable_baselines3.common.monitor import load_results
+from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_acer import ACER
 from sb3_acer.checkpoint import find_checkpoint
@@ -43,6 +44,21 @@ def test_train_says_where_the_agent_is_and_how_good_it_is(trained: tuple[Path, s
     assert "To watch the agent: sb3-acer enjoy" in lines
     assert isinstance(ACER.load(folder / "logs/acer/CartPole-v1_1/CartPole-v1.zip"), ACER)
     assert (folder / "logs/acer/CartPole-v1_1/learning_curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_both_kinds_of_actions_are_evaluated_from_the_same_initial_states(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts = []
+
+    def spy(model: ACER, env: VecEnv, n_eval_episodes: int, deterministic: bool) -> tuple[float, float]:
+        starts.append(env.reset())
+        env.reset()
+        return 0.0, 0.0
+
+    monkeypatch.setattr(experiment, "evaluate_policy", spy)
+    sb3_acer("train", *SHORT_RUN, "--n-eval-envs", "2", cwd=tmp_path)
+    np.testing.assert_array_equal(*starts)
 
 
 def test_the_arguments_of_an_entrys_environment_hold_wherever_it_is_made(tmp_path: Path) -> None:
