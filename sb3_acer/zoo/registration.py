@@ -42,6 +42,7 @@ RANGES: Ranges = {
     "delta": FloatDistribution(0.05, 2.0, log=True),
     "one_minus_alpha": FloatDistribution(1e-3, 0.05, log=True),
     "one_minus_gamma": FloatDistribution(1e-3, 0.05, log=True),
+    "max_grad_norm": FloatDistribution(0.5, 10.0, log=True),
     "net_arch": CategoricalDistribution(list(NET_ARCHS)),
     "activation_fn": CategoricalDistribution(list(ACTIVATIONS)),
     "optimizer": CategoricalDistribution(list(OPTIMIZERS)),
