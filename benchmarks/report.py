@@ -143,7 +143,8 @@ def ablations() -> str:
             for actions, agents in finals(each).items():
                 label_of_row = each.label + SAMPLED * (actions == "sampled")
                 tried = [each.environment, label_of_row, str(len(agents)), score(agents)]
-                rows.append([*tried, score(reference[actions]), each.lesson, f"`{each.name}`"])
+                kept = score(reference[actions]) if reference[actions] else ""
+                rows.append([*tried, kept, each.lesson, f"`{each.name}`"])
     return markdown(["task", "tried", "seeds", "IQM [95 %]", "the entry", "learnt", "experiment"], rows)
 
 
@@ -199,6 +200,30 @@ def forgetting() -> str:
         "V(centre) - V(edge)",
     ]
     return markdown(["buffer_size", "remedy", *measured], lines)
+
+
+def falls() -> str:
+    """How agents went on from the same checkpoint, by the remedy."""
+    runs: dict[str, list[Row]] = defaultdict(list)
+    for row in read(RESULTS / "falls.csv"):
+        runs[row["remedy"]].append(row)
+    lines = []
+    for remedy, rows in sorted(runs.items()):
+        rewards, medians, kls, changes, probabilities = (
+            np.array([float(row[name]) for row in rows])
+            for name in ("reward", "median_kl", "largest_kl", "largest_change", "rewarded_action")
+        )
+        numbers = [rewards.mean(), rewards.min(), probabilities[-1]]
+        lines.append(
+            [
+                remedy or "none",
+                *(f"{value:.2f}" for value in numbers),
+                *(f"{value:.2g}" for value in (np.median(medians), kls.max(), changes.max())),
+            ]
+        )
+    rewarded = ["mean reward", "the worst 1,000 steps", "pi of rewarded actions, at the end"]
+    moved = ["KL of an update, median", "the largest", "largest change of parameters"]
+    return markdown(["remedy", *rewarded, *moved], lines)
 
 
 def measured_memory() -> dict[str, list[tuple[float, float]]]:
@@ -261,6 +286,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "studies": studies,
     "study_commands": study_commands,
     "forgetting": forgetting,
+    "falls": falls,
     "soak": soak,
     "snippets": snippets,
     "speed": speed,
@@ -383,6 +409,31 @@ def finish_panel(axes: Any, title: str) -> None:
     axes.grid(alpha=0.3)
 
 
+def draw_falls() -> None:
+    """How agents went on from the same checkpoint: rewards, and how far the updates moved the policy."""
+    from matplotlib.figure import Figure
+
+    runs: dict[str, list[Row]] = defaultdict(list)
+    for row in read(RESULTS / "falls.csv"):
+        runs[row["remedy"]].append(row)
+    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    rewards, divergences = figure.subplots(1, 2)
+    for number_of_run, (remedy, rows) in enumerate(sorted(runs.items())):
+        style = {"color": f"C{number_of_run - 1}"} if remedy else {"color": "black", "linewidth": 2.5, "zorder": 3}
+        for axes, name in ((rewards, "reward"), (divergences, "largest_kl")):
+            axes.plot([int(row["step"]) for row in rows], [float(row[name]) for row in rows], **style)
+        rewards.plot([], [], label=remedy or "no remedy", **style)
+    finish_panel(rewards, "mean reward of the episodes")
+    finish_panel(divergences, "largest KL(before || after) of an update")
+    divergences.set_yscale("log")
+    steps = [int(row["step"]) for row in runs[""]]
+    for axes in (rewards, divergences):
+        axes.set_xlim(min(steps), max(steps))
+        axes.set_xlabel("environment steps")
+    figure.legend(*rewards.get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=9)
+    figure.savefig(RESULTS / "falls.png", dpi=110)
+
+
 def draw_memory() -> None:
     from matplotlib.figure import Figure
 
@@ -415,6 +466,7 @@ def main() -> int:
     for name, panels in definitions["figures"].items():
         draw(name, panels)
     draw_suites(definitions["suite_figure"])
+    draw_falls()
     draw_memory()
     return 0
 

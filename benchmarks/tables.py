@@ -17,6 +17,7 @@ Row = dict[str, str]
 FINAL = ("experiment", "algorithm", "environment", "actions", "seed", "steps", "mean", "deviation", "seconds")
 CURVES = ("experiment", "seed", "step", "mean", "deviation", "seconds")
 FORGETTING = ("buffer_size", "remedy", "seed", "step", "episodes", "lost", "failures", "action_gap", "edge_gap")
+FALLS = ("remedy", "seed", "step", "reward", "median_kl", "largest_kl", "largest_change", "rewarded_action")
 SOAK = ("kind", "second", "mib", "steps")
 SNIPPETS = ("snippet", "seed", "mean")
 SPEED = ("benchmark", "variant", "run", "value", "unit")
@@ -28,6 +29,7 @@ ORDERS: dict[tuple[str, ...], tuple[str, ...]] = {
     FINAL: ("experiment", "seed", "actions"),
     CURVES: ("experiment", "seed", "step"),
     FORGETTING: ("buffer_size", "remedy", "seed", "step"),
+    FALLS: ("remedy", "seed", "step"),
     SOAK: ("kind", "second"),
     SNIPPETS: ("snippet", "seed"),
     SPEED: (),

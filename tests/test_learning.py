@@ -47,6 +47,7 @@ def test_cartpole_is_solved_within_30_000_steps_on_every_seed(tmp_path: Path) ->
         ("MiniGrid-DoorKey-5x5-v0", 0.95),
         ("MiniGrid-KeyCorridorS3R1-v0", 0.85),
         ("MiniGrid-RedBlueDoors-6x6-v0", 0.95),
+        ("MiniGrid-GoToDoor-5x5-v0", 0.75),
         ("popgym-PositionOnlyCartPoleEasy-v0", 0.95),
         ("popgym-PositionOnlyCartPoleMedium-v0", 0.95),
         ("popgym-RepeatPreviousEasy-v0", 0.85),
