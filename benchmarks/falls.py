@@ -12,7 +12,6 @@ and, after the last update, the probability of the actions that had been rewarde
 import argparse
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import minigrid  # noqa: F401, registers the environments
 import numpy as np
@@ -21,17 +20,17 @@ from minigrid.wrappers import FlatObsWrapper
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
-from torch import nn
 
 from benchmarks import variants
+from benchmarks.forgetting import entry
 from benchmarks.tables import FALLS, RESULTS, Row, replace
 from sb3_acer import ACER
 from sb3_acer.buffer import SequenceBatch
-from sb3_acer.hyperparams import hyperparams
 from sb3_acer.update import Update
 
 ENVIRONMENT = "MiniGrid-GoToDoor-5x5-v0"
-FORMER: dict[str, Any] = {"n_timesteps": 500_000, "buffer_size": 125_000, "max_grad_norm": 10.0}
+N_STEPS = 500_000
+N_ENVS, FORMER = entry(ENVIRONMENT, buffer_size=125_000, max_grad_norm=10.0)
 INTERVAL = 1000
 
 
@@ -119,19 +118,9 @@ class Observer(Until):
             self.changes.clear()
 
 
-def make_env(n_envs: int, seed: int) -> VecNormalize:
-    envs = make_vec_env(ENVIRONMENT, n_envs, seed=seed, wrapper_class=FlatObsWrapper)
+def make_env(seed: int) -> VecNormalize:
+    envs = make_vec_env(ENVIRONMENT, N_ENVS, seed=seed, wrapper_class=FlatObsWrapper)
     return VecNormalize(envs, norm_obs=False)
-
-
-def settings() -> tuple[int, int, dict[str, Any]]:
-    """Number of environments, steps and arguments of ACER."""
-    entry = {**hyperparams[ENVIRONMENT], **FORMER}
-    n_envs, n_steps = entry.pop("n_envs"), entry.pop("n_timesteps")
-    assert entry.pop("normalize") == "dict(norm_obs=False)"
-    del entry["env_wrapper"]
-    entry["policy_kwargs"] = eval(entry["policy_kwargs"], {"nn": nn, "th": th, "dict": dict})
-    return n_envs, n_steps, entry
 
 
 def main() -> None:
@@ -143,17 +132,16 @@ def main() -> None:
     parser.add_argument("--checkpoint", type=Path, help="a folder to keep the checkpoint in")
     options = parser.parse_args()
     th.set_num_threads(1)
-    n_envs, n_steps, arguments = settings()
     with TemporaryDirectory() as temporary:
         folder = options.checkpoint or Path(temporary)
         if not (folder.is_dir() and any(folder.iterdir())):
-            model = ACER(env=make_env(n_envs, options.seed), seed=options.seed, device="cpu", **arguments)
+            model = ACER(env=make_env(options.seed), seed=options.seed, device="cpu", **FORMER)
             until = Until(options.until)
-            model.learn(n_steps, until, log_interval=None, checkpoint=folder, checkpoint_freq=n_steps)
+            model.learn(N_STEPS, until, log_interval=None, checkpoint=folder, checkpoint_freq=N_STEPS)
         for remedy in ["", *options.remedies]:
-            model = ACER.load_checkpoint(folder, make_env(n_envs, options.seed), device="cpu")
+            model = ACER.load_checkpoint(folder, make_env(options.seed), device="cpu")
             observer = Observer(remedy, options.seed, options.until + options.steps)
-            model.learn(n_steps, [*([REMEDIES[remedy]()] if remedy else []), observer], log_interval=None)
+            model.learn(N_STEPS, [*([REMEDIES[remedy]()] if remedy else []), observer], log_interval=None)
             replace(RESULTS / "falls.csv", FALLS, observer.rows, ["remedy", "seed"])
             rewards = [row["reward"] for row in observer.rows]
             print(f"{remedy or 'as they are'}, seed {options.seed}: {' '.join(rewards)}", flush=True)

@@ -93,18 +93,19 @@ def critics_gaps(model: Any) -> tuple[float, float]:
     return preference.mean().item(), (values[-1] - values[len(FALLING) : -1].mean()).item()
 
 
-def entry(**changes: Any) -> tuple[int, dict[str, Any]]:
-    """Number of environments and arguments of ACER, as CartPole-v1's entry has them."""
-    settings = {**hyperparams["CartPole-v1"], **changes}
+def entry(environment: str, **changes: Any) -> tuple[int, dict[str, Any]]:
+    """Number of environments and arguments of ACER, as the entry of acer.yml has them."""
+    settings = {**hyperparams[environment], **changes}
     n_envs = settings.pop("n_envs")
     assert settings.pop("normalize") == "dict(norm_obs=False)"
-    del settings["n_timesteps"]
+    for name in ("n_timesteps", "env_wrapper"):
+        settings.pop(name, None)
     settings["policy_kwargs"] = eval(settings["policy_kwargs"], {"nn": nn, "th": th, "dict": dict})
     return n_envs, settings
 
 
 def observe(buffer_size: int, remedy: str, seed: int, steps: int) -> list[Row]:
-    n_envs, settings = entry(buffer_size=buffer_size)
+    n_envs, settings = entry("CartPole-v1", buffer_size=buffer_size)
     env = VecNormalize(make_vec_env("CartPole-v1", n_envs, seed=seed), norm_obs=False, gamma=settings["gamma"])
     observer = Observer(buffer_size, remedy, seed)
     callbacks = [observer, *([observer.variant] if observer.variant else [])]
