@@ -49,7 +49,7 @@ def test_train_says_where_the_agent_is_and_how_good_it_is(trained: tuple[Path, s
 def test_both_kinds_of_actions_are_evaluated_from_the_same_initial_states(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    starts = []
+    starts: list[Any] = []
 
     def spy(model: ACER, env: VecEnv, n_eval_episodes: int, deterministic: bool) -> tuple[float, float]:
         starts.append(env.reset())
@@ -58,7 +58,8 @@ def test_both_kinds_of_actions_are_evaluated_from_the_same_initial_states(
 
     monkeypatch.setattr(experiment, "evaluate_policy", spy)
     sb3_acer("train", *SHORT_RUN, "--n-eval-envs", "2", cwd=tmp_path)
-    np.testing.assert_array_equal(*starts)
+    deterministic, sampled = starts
+    np.testing.assert_array_equal(deterministic, sampled)
 
 
 def test_the_arguments_of_an_entrys_environment_hold_wherever_it_is_made(tmp_path: Path) -> None:
