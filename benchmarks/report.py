@@ -202,13 +202,17 @@ def forgetting() -> str:
     return markdown(["buffer_size", "remedy", *measured], lines)
 
 
-def falls() -> str:
-    """How agents went on from the same checkpoint, by the remedy."""
-    runs: dict[str, list[Row]] = defaultdict(list)
+def runs_from_checkpoints() -> dict[tuple[str, str], list[Row]]:
+    """How agents went on from a checkpoint before a fall, by the remedy and the seed."""
+    runs: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in read(RESULTS / "falls.csv"):
-        runs[row["remedy"]].append(row)
+        runs[row["remedy"], row["seed"]].append(row)
+    return runs
+
+
+def falls() -> str:
     lines = []
-    for remedy, rows in sorted(runs.items()):
+    for (remedy, seed), rows in runs_from_checkpoints().items():
         rewards, medians, kls, changes, probabilities = (
             np.array([float(row[name]) for row in rows])
             for name in ("reward", "median_kl", "largest_kl", "largest_change", "rewarded_action")
@@ -217,13 +221,14 @@ def falls() -> str:
         lines.append(
             [
                 remedy or "none",
+                seed,
                 *(f"{value:.2f}" for value in numbers),
                 *(f"{value:.2g}" for value in (np.median(medians), kls.max(), changes.max())),
             ]
         )
     rewarded = ["mean reward", "the worst 1,000 steps", "pi of rewarded actions, at the end"]
     moved = ["KL of an update, median", "the largest", "largest change of parameters"]
-    return markdown(["remedy", *rewarded, *moved], lines)
+    return markdown(["remedy", "seed", *rewarded, *moved], lines)
 
 
 def measured_memory() -> dict[str, list[tuple[float, float]]]:
@@ -410,23 +415,23 @@ def finish_panel(axes: Any, title: str) -> None:
 
 
 def draw_falls() -> None:
-    """How agents went on from the same checkpoint: rewards, and how far the updates moved the policy."""
+    """Rewards, and how far the updates moved the policy."""
     from matplotlib.figure import Figure
 
-    runs: dict[str, list[Row]] = defaultdict(list)
-    for row in read(RESULTS / "falls.csv"):
-        runs[row["remedy"]].append(row)
+    runs = runs_from_checkpoints()
+    remedies = list(dict.fromkeys(remedy for remedy, _ in runs))
     figure = Figure(figsize=(9, 3.4), layout="constrained")
     rewards, divergences = figure.subplots(1, 2)
-    for number_of_run, (remedy, rows) in enumerate(sorted(runs.items())):
-        style = {"color": f"C{number_of_run - 1}"} if remedy else {"color": "black", "linewidth": 2.5, "zorder": 3}
-        for axes, name in ((rewards, "reward"), (divergences, "largest_kl")):
-            axes.plot([int(row["step"]) for row in rows], [float(row[name]) for row in rows], **style)
+    for number_of_remedy, remedy in enumerate(remedies):
+        style = {"color": f"C{number_of_remedy - 1}"} if remedy else {"color": "black", "linewidth": 2.5, "zorder": 3}
+        for rows in (rows for (its_remedy, _), rows in runs.items() if its_remedy == remedy):
+            for axes, name in ((rewards, "reward"), (divergences, "largest_kl")):
+                axes.plot([int(row["step"]) for row in rows], [float(row[name]) for row in rows], **style)
         rewards.plot([], [], label=remedy or "no remedy", **style)
     finish_panel(rewards, "mean reward of the episodes")
     finish_panel(divergences, "largest KL(before || after) of an update")
     divergences.set_yscale("log")
-    steps = [int(row["step"]) for row in runs[""]]
+    steps = [int(row["step"]) for rows in runs.values() for row in rows]
     for axes in (rewards, divergences):
         axes.set_xlim(min(steps), max(steps))
         axes.set_xlabel("environment steps")
