@@ -293,6 +293,11 @@ def plot_train(arguments: list[str]) -> None:
 
     runs, env_names = runs_to_plot("plot-train", arguments, "*.monitor.csv")
     episodes = [load_results(str(run)) for run in runs]
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("-y", "--y-axis")
+    successes = parser.parse_known_args(arguments)[0].y_axis == "success"
+    if runs and successes and not any("is_success" in each for each in episodes):  # the zoo would draw no line
+        sys.exit(f"sb3-acer plot-train: {runs[0]} must have episodes with is_success for -y success, got none")
     window = fitting_window(min(map(len, episodes), default=0))
     plot("plot-train", plot_train, [*SAVED_LOGS, "-w", str(window)], [*arguments, "-e", *env_names])
 

@@ -131,6 +131,15 @@ def test_the_runs_of_an_environment_are_plotted_and_none_is_one_line(tmp_path: P
         commands.main(["plot-train", "-f", str(tmp_path), "-e", "MinAtar/Breakout-v1", "CartPole-v1"])
 
 
+def test_a_success_rate_that_no_episode_has_is_one_line(tmp_path: Path) -> None:
+    run = tmp_path / "acer" / "CartPole-v1_1"
+    run.mkdir(parents=True)
+    (run / "0.monitor.csv").write_text('#{"t_start": 0.0, "env_id": "CartPole-v1"}\nr,l,t\n9.0,9,0.1\n')
+    message = f"sb3-acer plot-train: {run} must have episodes with is_success for -y success, got none"
+    with pytest.raises(SystemExit, match=re.escape(message)):
+        commands.main(["plot-train", "-f", str(tmp_path), "-y", "success"])
+
+
 def test_evaluations_that_cannot_be_plotted_together_are_one_line(tmp_path: Path) -> None:
     for number, n_episodes in ((1, 2), (2, 3)):
         run = tmp_path / "acer" / f"CartPole-v1_{number}"
