@@ -22,6 +22,7 @@ README = Path(__file__).with_name("README.md")
 TABLE = re.compile(r"(<!-- table: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 EXPERIMENTS = load_experiments()
 SAMPLED = ", actions sampled"
+ALGORITHMS = {"qrdqn": "QR-DQN", "ppo_lstm": "RecurrentPPO"}  # the others are called as rl-zoo calls them, in capitals
 
 
 def number(value: float) -> str:
@@ -44,8 +45,11 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def label(experiment: Experiment) -> str:
-    algorithm = "" if experiment.algorithm == "acer" else f", {experiment.algorithm.upper()}"
-    return experiment.label or experiment.environment + algorithm
+    return experiment.label or experiment.environment + f", {algorithm(experiment)}" * (experiment.algorithm != "acer")
+
+
+def algorithm(experiment: Experiment) -> str:
+    return ALGORITHMS.get(experiment.algorithm, experiment.algorithm.upper())
 
 
 def finals(experiment: Experiment) -> dict[str, list[Row]]:
@@ -94,17 +98,18 @@ def first_solved(experiment: Experiment) -> str:
 
 
 def race() -> str:
-    """Steps and time to a score, of those algorithms that have one to reach."""
+    """Steps and time to a score, of all experiments that have one to reach and whose speed is measured."""
     speeds = {row["variant"]: float(row["value"]) for row in read(RESULTS / "speed.csv")}
     found: dict[str, list[tuple[float, list[str]]]] = defaultdict(list)
     for each in EXPERIMENTS.values():
-        steps = steps_to_score(each) if each.suite.startswith("classic") else []
+        steps = steps_to_score(each)
         if steps and each.name in speeds:
             median, speed = float(np.median(steps)), speeds[each.name]
-            times = [short(median), f"{median / speed:.0f}"] if np.isfinite(median) else ["not reached", ""]
+            times = [short(median), f"{median / speed:.3g}"] if np.isfinite(median) else ["not reached", ""]
             reached = f"{np.isfinite(steps).sum()} of {len(steps)}"
             task = f"{each.environment}, {number(each.solved or 0)}"
-            found[task].append((median / speed, [each.algorithm.upper(), reached, *times, f"{speed:,.0f}"]))
+            name = algorithm(each) + f", `{each.name}`" * (each.suite == "ablations")
+            found[task].append((median / speed, [name, reached, *times, f"{speed:,.0f}"]))
     rows = [[task, *row] for task, each in found.items() for _, row in sorted(each)]
     return markdown(["task and score", "algorithm", "seeds that reached it", "steps", "seconds", "steps/s"], rows)
 
