@@ -108,7 +108,7 @@ def race() -> str:
             times = [short(median), f"{median / speed:.3g}"] if np.isfinite(median) else ["not reached", ""]
             reached = f"{np.isfinite(steps).sum()} of {len(steps)}"
             task = f"{each.environment}, {number(each.solved or 0)}"
-            name = algorithm(each) + f", `{each.name}`" * (each.suite == "ablations")
+            name = algorithm(each) + f", `{each.name}`" * bool(each.params)
             found[task].append((median / speed, [name, reached, *times, f"{speed:,.0f}"]))
     rows = [[task, *row] for task, each in found.items() for _, row in sorted(each)]
     return markdown(["task and score", "algorithm", "seeds that reached it", "steps", "seconds", "steps/s"], rows)

@@ -19,6 +19,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -248,8 +249,8 @@ def training(names: list[str], steps: int) -> list[Measurement]:
     for each in map(EXPERIMENTS.__getitem__, names):
         with TemporaryDirectory() as folder:
             prepare(each, Path(folder))
-            line = command(each, 0, Path(folder), 12 * steps)
-            line += ["--eval-freq", "-1", "-params", "callback:'benchmarks.variants.Clock'"]
+            timed = replace(each, eval_freq=-1, params={**each.params, "callback": "benchmarks.variants.Clock"})
+            line = command(timed, 0, Path(folder), 12 * steps)
             printed = subprocess.run(line, cwd=ROOT, check=True, capture_output=True, text=True).stdout
         found = re.search(r"Trained for (\d+) steps in (\S+) s", printed)
         assert found is not None, printed

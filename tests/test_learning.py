@@ -45,7 +45,7 @@ def test_cartpole_is_solved_within_30_000_steps_on_every_seed(tmp_path: Path) ->
         ("Ant-v5", 5000),
         ("BipedalWalker-v3", 250),
         ("MiniGrid-DoorKey-5x5-v0", 0.95),
-        ("MiniGrid-KeyCorridorS3R1-v0", 0.85),
+        ("MiniGrid-KeyCorridorS3R1-v0", 0.92),
         ("MiniGrid-RedBlueDoors-6x6-v0", 0.95),
         ("MiniGrid-GoToDoor-5x5-v0", 0.75),
         ("popgym-PositionOnlyCartPoleEasy-v0", 0.95),
