@@ -8,6 +8,8 @@ from typing import Any
 
 import yaml
 
+from sb3_acer.checkpoint import find_checkpoint
+
 ROOT = Path(__file__).parents[1]
 DEFINITIONS = Path(__file__).with_name("experiments.yml")
 ENTRIES = ROOT / "sb3_acer" / "hyperparams" / "acer.yml"
@@ -104,7 +106,7 @@ def prepare(experiment: Experiment, folder: Path) -> None:
 
 
 def resumable(experiment: Experiment, folder: Path) -> bool:
-    return experiment.command == "run-atari" and any(folder.glob("acer_replay_buffer_*_steps.pkl"))
+    return experiment.command == "run-atari" and find_checkpoint(folder) is not None
 
 
 def command(experiment: Experiment, seed: int, folder: Path, steps: int = 0, device: str = "cpu") -> list[str]:

@@ -209,12 +209,12 @@ class SequenceReplayBuffer(ReplayBuffer):
         if self.step == 0:
             ring.states[self.pos] = th.from_numpy(states)
         if done.any() and self.handle_timeout_termination:
-            truncated = done & np.array([info.get("TimeLimit.truncated", False) for info in infos])
+            truncated = done & np.array([bool(info.get("TimeLimit.truncated", False)) for info in infos])
             ring.truncate(self.step, self.pos, truncated)
         self._ended = done
         self.step += 1
         if self.step == self.n_steps:
-            ring.finish(self.pos, self._ended)
+            ring.finish(self.pos)
             self.step = 0
             self.full = self.full or self.pos + 1 == self.n_slots
             self.pos = (self.pos + 1) % ring.n_slots
@@ -265,15 +265,19 @@ class SequenceReplayBuffer(ReplayBuffer):
         device: th.device | None = None,
     ) -> SequenceBatch:
         """
-        :param slots: finished slots, integers modulo the ring, ``[B]``
+        :param slots: slots of finished rollouts, integers modulo the ring: the last one is ``pos - 1``, ``[B]``
         :param envs: environments, ``[B]``
         :param env: normalises observations and rewards, if given
         :param device: device of the batch; None for the buffer's
         :return: the sequences of these slots and environments
-        :raises ValueError: if no rollout is finished
+        :raises ValueError: if no rollout is finished, and for slots that hold none
         """
         if self._ring is None or not self.size():
             raise ValueError("sequences can be sampled once a rollout is finished, got an empty replay buffer")
+        ages = (self.pos - 1 - slots) % self._ring.n_slots
+        if (ages >= self.size() // self.n_steps).any():
+            rule = f"at most {self.size() // self.n_steps - 1} before the last finished one, {self.pos - 1}"
+            raise ValueError(f"slots must be {rule}, got {slots}")
         device = self.device if device is None else device
         slots = slots % self._ring.n_slots
         steps, observations, finals, final_steps, states = self._ring.take(slots, envs)

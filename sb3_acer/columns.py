@@ -56,11 +56,10 @@ class Column:
         if fill:
             self.ring.fill_(fill)
 
-    def write(self, step: int, rows: np.ndarray, starts: np.ndarray | None = None) -> None:
+    def write(self, step: int, rows: np.ndarray) -> None:
         """
         :param step: row of the rollout under way
         :param rows: ``[n_envs, ...]``
-        :param starts: unused
         """
         self.rollout[step] = rows
 
@@ -161,23 +160,22 @@ class FrameColumn:
     """
     Stacks of frames, of which each new frame is stored once. Sampling restores the stacks, equal to the bit.
 
-    Where a stack is not the one before and a new frame, as after a reset, its older frames are stored in a side table,
-    unless they are zeros or repeat the newest frame.
+    Where a stack is not the previous one shifted by one new frame, as after a reset, its older frames are stored in a
+    side table, unless they are zeros or repeat the newest frame.
 
     :param n_slots: see :class:`Column`
     :param n_steps: see :class:`Column`
     :param stack: how an observation is made of frames
     :param example: observations of all environments, ``[n_envs, ...]``, for their shape and type
     :param device: see :class:`Column`
-    :param strict: whether a stack in the midst of an episode must be the one before and a new frame
     """
 
     def __init__(
-        self, n_slots: int, n_steps: int, stack: FrameStack, example: np.ndarray, device: th.device | str, strict: bool
+        self, n_slots: int, n_steps: int, stack: FrameStack, example: np.ndarray, device: th.device | str
     ) -> None:
         frames = stack.split(example)
         n_envs = len(example)
-        self.n_steps, self.stack, self.strict = n_steps, stack, strict
+        self.n_steps, self.stack = n_steps, stack
         self._frames = Column(n_slots, n_steps, (n_envs, *frames.shape[2:]), frames.dtype, True, device)
         # Rows since the stack last began anew, up to the number of older frames.
         self._ages = Column(n_slots, n_steps, (n_envs,), np.min_scalar_type(-stack.n_frames - 1), True)
@@ -186,23 +184,29 @@ class FrameColumn:
         self._older = SideTable({"frames": frames[0, :-1]}, device)
         self._last: np.ndarray | None = None  # observations of the last row, [n_envs, ...]
 
-    def write(self, step: int, rows: np.ndarray, starts: np.ndarray | None = None) -> None:
+    def require_continues(self, rows: np.ndarray, starts: np.ndarray) -> None:
+        """
+        :param rows: ``[n_envs, ...]``
+        :param starts: whether the row begins an episode, bool, ``[n_envs]``
+        :raises ValueError: if a stack in the midst of an episode is not the previous one shifted by one new frame
+        """
+        unexpected = ~(self._continues(rows) | starts)
+        if unexpected.any():
+            raise ValueError(
+                "frame_stack must be the number of frames of an observation, got "
+                f"{self.stack.n_frames!r}: in the midst of an episode of environment "
+                f"{int(np.flatnonzero(unexpected)[0])} an observation is not the previous one shifted by a frame"
+            )
+
+    def _continues(self, rows: np.ndarray) -> np.ndarray:
+        return np.zeros(len(rows), bool) if self._last is None else self.stack.goes_on(rows, self._last)
+
+    def write(self, step: int, rows: np.ndarray) -> None:
         """
         :param step: row of the rollout under way
         :param rows: ``[n_envs, ...]``
-        :param starts: whether the row begins an episode, bool, ``[n_envs]``
-        :raises ValueError: if a stack does not continue the one before and must
         """
-        stack = self.stack
-        continues = np.zeros(len(rows), bool) if self._last is None else stack.goes_on(rows, self._last)
-        unexpected = ~continues if starts is None else ~(continues | starts)
-        # The border row is stored already when the next step tells that an episode ended before it.
-        if self.strict and step < self.n_steps and unexpected.any():
-            raise ValueError(
-                "frame_stack must be the number of frames of an observation, got "
-                f"{stack.n_frames!r}: in the midst of an episode of environment {int(np.flatnonzero(unexpected)[0])} "
-                "an observation is not the previous one shifted by a frame"
-            )
+        stack, continues = self.stack, self._continues(rows)
         frames = stack.split(rows)
         ages = np.where(continues, self._ages.rollout[(step - 1) % self.n_steps] + 1, 0)
         pasts = np.full(len(rows), _ZEROS)

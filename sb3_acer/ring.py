@@ -23,7 +23,7 @@ class Ring:
     :param n_steps: rows of a slot (T)
     :param observation_spaces: by keys
     :param stacks: how observations are made of frames, by keys; those without one are stored as they are
-    :param strict: whether a stack in the midst of an episode must be the one before and a new frame
+    :param strict: whether a stack in the midst of an episode must be the previous one shifted by one new frame
     :param action: actions of all environments, ``[n_envs, D]``, for their shape and type
     :param behaviour: statistics of all environments, ``[n_envs, P]``, for their shape
     :param states: recurrent states of all environments, ``[n_envs, W]``, for their shape
@@ -77,8 +77,7 @@ class Ring:
         rows = self.following[key] = np.zeros((self.n_envs, *(space.shape or ())), _dtype_of(space))
         self.finals.extend(key, rows[0])
         if key in self._stacks:
-            of_stack = self._stacks[key], rows, self._device, self._strict
-            self.observations[key] = FrameColumn(self.n_slots, self.n_steps, *of_stack)
+            self.observations[key] = FrameColumn(self.n_slots, self.n_steps, self._stacks[key], rows, self._device)
         else:
             self.observations[key] = Column(self.n_slots, self.n_steps, rows.shape, rows.dtype, True, self._device)
 
@@ -98,9 +97,13 @@ class Ring:
         :param following: after the step, ``[n_envs, ...]``
         :param row: what else is stored of a step, by the names of the columns, ``[n_envs, ...]``
         :param starts: whether the step begins an episode, bool, ``[n_envs]``
+        :raises ValueError: if stacks must continue and one does not; nothing is written then
         """
+        for key, column in self.observations.items():
+            if self._strict and isinstance(column, FrameColumn):
+                column.require_continues(observations[key], starts)
         for key, rows in observations.items():
-            self.observations[key].write(step, rows, starts)
+            self.observations[key].write(step, rows)
         for key, rows in following.items():
             self.following[key][...] = rows
         for name, values in row.items():
@@ -129,15 +132,14 @@ class Ring:
         for env in np.flatnonzero(envs):
             places[env] = self.finals.put({key: rows[env] for key, rows in self.following.items()})
 
-    def finish(self, slot: int, starts: np.ndarray) -> None:
+    def finish(self, slot: int) -> None:
         """
         Move the rollout under way into a slot.
 
         :param slot: a slot that is not sampled
-        :param starts: whether the row after the last step begins an episode, bool, ``[n_envs]``
         """
         for key, rows in self.following.items():
-            self.observations[key].write(self.n_steps, rows, starts)
+            self.observations[key].write(self.n_steps, rows)
         first = slot * self.n_steps
         self.finals.free(self.steps["final_place"].ring[first : first + self.n_steps])
         for column in (*self.steps.values(), *self.observations.values()):

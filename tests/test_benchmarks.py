@@ -9,6 +9,7 @@ import pytest
 from scipy.stats import trim_mean
 
 from benchmarks import experiments, outcome, tables
+from sb3_acer import ACER
 
 BENCHMARKS = Path(experiments.__file__).parent
 
@@ -44,6 +45,16 @@ def test_run_has_the_entry_that_its_experiment_names(tmp_path: Path) -> None:
     conf = Path(line[line.index("-conf") + 1])
     assert "CartPole-v1:" in conf.read_text()
     assert line[line.index("-n") + 1] == "100"
+
+
+def test_an_atari_run_with_a_checkpoint_goes_on_and_others_begin_again(tmp_path: Path) -> None:
+    known = experiments.load_experiments()
+    ACER("MlpPolicy", "CartPole-v1", device="cpu").save_checkpoint(tmp_path)
+    experiments.prepare(known["pong"], tmp_path)
+    assert "--resume" in experiments.command(known["pong"], 0, tmp_path)
+    experiments.prepare(known["cartpole"], tmp_path)
+    assert not list(tmp_path.iterdir())
+    assert "--resume" not in experiments.command(known["pong"], 0, tmp_path)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 10, 20])

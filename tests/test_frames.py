@@ -250,6 +250,24 @@ def test_a_claim_of_stacks_where_there_are_none_is_an_error_before_anything_wron
     assert buffer.size() == 0
 
 
+def test_a_refused_step_leaves_no_part_of_the_observations_behind() -> None:
+    image = spaces.Box(0, 255, (4, 36, 36), np.uint8)
+    space = spaces.Dict({"first": image, "second": image})
+    buffer = SequenceReplayBuffer(20, space, ACTIONS, "cpu", 1, n_steps=4, frame_stack=4)
+    frames = np.random.default_rng(0).integers(0, 255, (7, 36, 36), np.uint8)
+    one = np.ones((1, 3), np.float32)
+
+    def add(first: int, second: int) -> None:
+        rows = {"first": frames[first : first + 4][None], "second": frames[second : second + 4][None]}
+        buffer.add(rows, rows, np.zeros((1, 1), int), one[:, 0], one[:, 0] < 0, [EMPTY], behaviour=one)
+
+    add(0, 0)
+    with pytest.raises(ValueError, match="frame_stack"):
+        add(1, 3)  # only the second skips frames
+    add(1, 1)
+    assert buffer.step == 2
+
+
 def test_a_storage_device_that_is_not_there_is_an_error() -> None:
     with pytest.raises(ValueError, match="storage_device must be a device of this machine, got 'nowhere'"):
         SequenceReplayBuffer(10, spaces.Box(0, 1, (2,)), ACTIONS, storage_device="nowhere")
@@ -320,11 +338,11 @@ def test_stacks_of_more_frames_than_a_byte_counts_are_restored() -> None:
     n_steps, n_rows, stack = 5, 150, FrameStack(130, 0)
     frames = np.random.default_rng(0).integers(0, 255, (n_rows + 1 + stack.n_frames, 2, 3), np.uint8)
     stacks = [frames[row : row + stack.n_frames].swapaxes(0, 1) for row in range(n_rows + 1)]
-    column = FrameColumn(n_rows // n_steps + 1, n_steps, stack, stacks[0], "cpu", strict=True)
+    column = FrameColumn(n_rows // n_steps + 1, n_steps, stack, stacks[0], "cpu")
     for row in range(n_rows):
-        column.write(row % n_steps, stacks[row], np.full(2, row == 0))
+        column.write(row % n_steps, stacks[row])
         if row % n_steps == n_steps - 1:
-            column.write(n_steps, stacks[row + 1], np.full(2, False))
+            column.write(n_steps, stacks[row + 1])
             column.finish(row // n_steps)
     rows, envs = np.arange(n_rows)[:, np.newaxis].repeat(2, 1), np.arange(2)
     restored = column.take(Places(rows, envs, rows * 2 + envs))

@@ -110,14 +110,17 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, Path]:
         parser.set_defaults(**{name: value for name, value in tuned().items() if hasattr(options, name)})
         options = parser.parse_args(arguments)
     folder = Path(options.logdir or f"logs/run-atari/{options.env.replace('/', '-')}_{options.seed}")
-    settings = folder / SETTINGS
+    has_checkpoint = find_checkpoint(folder) is not None
     if not options.resume:
-        if settings.exists():
+        if has_checkpoint:
             sys.exit(f"sb3-acer run-atari: {folder} has a run: continue it with --resume, or use another --logdir")
         return options, folder
-    if find_checkpoint(folder) is None:
-        sys.exit(f"sb3-acer run-atari: {folder} has no checkpoint to resume from: --env and --logdir name another run")
-    parser.set_defaults(**json.loads(settings.read_text()))
+    if not has_checkpoint:
+        sys.exit(
+            f"sb3-acer run-atari: {folder} has no checkpoint to resume from: --env and --logdir name another run, or "
+            "this one ended before its first checkpoint and can be started again without --resume"
+        )
+    parser.set_defaults(**json.loads((folder / SETTINGS).read_text()))
     return parser.parse_args(arguments), folder
 
 

@@ -16,6 +16,7 @@ from sb3_acer.buffer import SequenceReplayBuffer
 from sb3_acer.checks import check_boolean, check_choice, check_integer, check_number, require
 from sb3_acer.demonstrations.recording import END_KEYS, KEYS, MASK_KEYS, read_image, require_no_dict
 from sb3_acer.distributions import Categorical
+from sb3_acer.frames import find_frame_stack
 from sb3_acer.policies import ACERPolicy
 from sb3_acer.rollouts import normalize_of_policy
 
@@ -251,6 +252,8 @@ class ExpertDataset:
             n_kept = buffer.n_slots * buffer.n_steps * buffer.n_envs
             warnings.warn(f"the replay buffer keeps {n_kept} of {len(steps)} demonstrated steps", stacklevel=2)
 
+        if (env := model.get_env()) is not None:
+            buffer.expect_frame_stack(find_frame_stack(env))
         buffer.end_episodes()
         # Each environment gets a contiguous sequence of steps; the first steps again fill the last rollout up.
         for step in np.resize(steps, (buffer.n_envs, n_slots * buffer.n_steps)).T:

@@ -171,7 +171,7 @@ class StableBaselinesInterface(ResumableAlgorithm):
         """
         :return: the policy's trainable parameters
         """
-        return list(self.policy.parameters())
+        return [parameter for parameter in self.policy.parameters() if parameter.requires_grad]
 
     def load_parameters(self, load_path_or_dict: str | pathlib.Path | dict[str, Any], exact_match: bool = True) -> None:
         """
@@ -191,4 +191,4 @@ class StableBaselinesInterface(ResumableAlgorithm):
         own = self.policy.state_dict()
         given = check_parameters("load_path_or_dict", load_path_or_dict, own, exact_match)
         for policy in (self.policy, self.average_policy):
-            policy.load_state_dict({**own, **given})
+            policy.load_state_dict({**policy.state_dict(), **given})

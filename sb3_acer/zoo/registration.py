@@ -169,7 +169,7 @@ def nearest_trial(hyperparams: dict[str, Any], n_envs: int) -> dict[str, Any]:
     params: dict[str, Any] = {}
     for name, allowed in (RANGES | N_ENVS_RANGE | NOISE_RANGES | RECURRENT_RANGES).items():
         if name.endswith("_pow"):
-            value = math.log2(values[name.removesuffix("_pow")])
+            value = math.log2(max(values[name.removesuffix("_pow")], 1))
         elif name.startswith("one_minus_"):
             value = 1 - values[name.removeprefix("one_minus_")]
         else:

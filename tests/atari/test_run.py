@@ -195,9 +195,17 @@ def test_what_cannot_be_run_ends_with_one_line(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="run-atari: seed must be an integer of at least 0, got -4"):
         run(tmp_path, "--seed=-4")
     assert not list(tmp_path.iterdir())
-    (tmp_path / "run-atari.json").write_text("{}")
+    run(tmp_path)
     with pytest.raises(SystemExit, match="continue it with --resume, or use another --logdir"):
         run(tmp_path)
+
+
+def test_a_run_that_ended_before_its_first_checkpoint_can_be_started_again(tmp_path: Path) -> None:
+    (tmp_path / "run-atari.json").write_text("{}")
+    with pytest.raises(SystemExit, match="can be started again without --resume"):
+        resume(tmp_path)
+    run(tmp_path)
+    assert (tmp_path / "agent.zip").exists()
 
 
 def test_without_ale_py_a_run_names_the_extra(

@@ -8,7 +8,8 @@ import pytest
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.vec_env import VecNormalize
+from stable_baselines3.common.envs import FakeImageEnv
+from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
 
 from sb3_acer import ACER
 from sb3_acer.demonstrations.cloning import behaviour_cloning
@@ -144,6 +145,16 @@ def test_what_is_replayed_is_what_was_demonstrated() -> None:
         assert terminated == (step in (3, 11))
         assert truncated == (step in (5, 6))  # the first environment's last step, and a truncated trajectory
         assert terminated or following == (101 if step == 6 else step + 1)
+
+
+def test_stacked_frames_are_stored_once_too() -> None:
+    image = {"screen_height": 36, "screen_width": 36, "n_channels": 1, "discrete": True}
+    stacked = VecFrameStack(make_vec_env(FakeImageEnv, 1, env_kwargs=image), 4)
+    arrays = {"actions": np.zeros((9, 1), int), "obs": np.zeros((9, 36, 36, 4), np.uint8), "rewards": np.zeros(9)}
+    arrays |= {"episode_returns": np.zeros(1), "episode_starts": np.arange(9) == 0}
+    model = an_agent(stacked, "CnnPolicy", n_steps=3)
+    quiet(arrays).to_replay_buffer(model)
+    assert list(model.replay_buffer.state_dict()["stacks"]) == [""]
 
 
 def test_an_old_file_s_last_steps_are_terminal_or_left_out_at_the_time_limit() -> None:

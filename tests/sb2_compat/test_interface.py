@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
@@ -176,13 +177,17 @@ def test_parameters_are_loaded_from_a_file_a_dict_of_dicts_and_a_dict_of_arrays(
 
 def test_without_an_exact_match_the_other_parameters_stay() -> None:
     model = make(ACTIONS["Discrete"])
-    before = {name: value.clone() for name, value in model.policy.state_dict().items()}
+    with th.no_grad():
+        model.average_policy.pi_head.weight.add_(1)
+    policies = (model.policy, model.average_policy)
+    before = [{name: value.clone() for name, value in policy.state_dict().items()} for policy in policies]
     bias = np.arange(4, dtype=np.float32)
     with pytest.raises(ValueError, match=r"missing \['pi_head.weight"):
         model.load_parameters({"pi_head.bias": bias, "nothing": bias})
     model.load_parameters({"pi_head.bias": bias}, exact_match=False)
-    for name, value in model.policy.state_dict().items():
-        np.testing.assert_array_equal(value, bias if name == "pi_head.bias" else before[name])
+    for policy, values in zip(policies, before, strict=True):
+        for name, value in policy.state_dict().items():
+            np.testing.assert_array_equal(value, bias if name == "pi_head.bias" else values[name])
     with pytest.raises(ValueError, match=r"pi_head.bias in load_path_or_dict must be of shape \(4,\), got \(5,\)"):
         model.load_parameters({"pi_head.bias": np.zeros(5)}, exact_match=False)
 
@@ -195,6 +200,8 @@ def test_the_parameter_list_is_what_the_optimiser_learns() -> None:
     before = [each.detach().clone() for each in model.get_parameter_list()]
     model.learn(40)
     assert all((each != old).any() for each, old in zip(model.get_parameter_list(), before, strict=True))
+    fixed = make(ACTIONS["Box"], learn_log_std=False)
+    assert all(each is not fixed.policy.log_std for each in fixed.get_parameter_list())
 
 
 def test_a_model_can_be_set_up_later() -> None:

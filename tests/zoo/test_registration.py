@@ -114,6 +114,7 @@ def test_the_trial_nearest_to_what_a_trial_drew_is_that_trial(policy: str, n_act
 
 
 def test_the_trial_nearest_to_the_defaults_is_within_the_ranges_and_leaves_out_what_they_do_not_have() -> None:
+    assert nearest_trial({"replay_start": 0, "buffer_size": 1, "n_steps": 1, "batch_size": 1}, n_envs=1)
     params = nearest_trial({}, n_envs=4)
     assert (params["n_steps_pow"], params["batch_size_pow"], params["buffer_size_pow"]) == (4, 2, 12)  # of 20, 4, 5000
     assert (params["net_arch"], params["activation_fn"], params["optimizer"]) == ("small", "tanh", "rmsprop")
