@@ -3,6 +3,7 @@ The algorithm: when to act, to store, to update. :mod:`sb3_acer.update` says wha
 """
 
 import math
+import secrets
 import warnings
 from collections.abc import Iterator
 from copy import copy, deepcopy
@@ -217,6 +218,7 @@ class ACER(StableBaselinesInterface):
         self._rngs = cast(Generators, None)  # set by set_random_seed
         self._observes_normalized = False  # whether VecNormalize makes the policy's observations itself
         self._n_replays = 0  # replayed batches after the last rollout
+        self._run = secrets.token_hex(8)
         self._log_interval: int | None = None
         self._early_logs: tuple[int, ...] = ()
         self._logged_at = -1
@@ -439,14 +441,15 @@ class ACER(StableBaselinesInterface):
         require(self.env is not None, "env", "given before learn, by ACER.load(path, env) or set_env(env)", self.env)
         is_built = self.replay_buffer is not None
         require(is_built, "_init_setup_model", "True, or setup_model() called before learn", False)
+        self._check_arguments()  # again: attributes may have changed
+        n_steps = self.replay_buffer.n_steps
+        require(self.n_steps == n_steps, "n_steps", f"{n_steps}, as when the agent was made", self.n_steps)
         total_timesteps = check_whole("total_timesteps", total_timesteps)
         check_callback("callback", callback)
         self._set_log_interval(log_interval, total_timesteps)
         require(isinstance(tb_log_name, str), "tb_log_name", "a string", tb_log_name)
         check_boolean("reset_num_timesteps", reset_num_timesteps)
         check_boolean("progress_bar", progress_bar)
-        is_folder = checkpoint is None or (isinstance(checkpoint, (str, Path)) and not Path(checkpoint).is_file())
-        require(is_folder, "checkpoint", "the path of a folder, or None", checkpoint)
         checkpoint_freq = check_integer("checkpoint_freq", checkpoint_freq)
         checkpoint_keep = check_integer("checkpoint_keep", checkpoint_keep)
         self._warn_of_no_replay()

@@ -198,6 +198,7 @@ class SequenceReplayBuffer(ReplayBuffer):
         :raises ValueError: if observations turn out not to be stacks of ``frame_stack`` frames; nothing of the step is
             stored then
         """
+        self._finish_if_complete()
         states = np.zeros((self.n_envs, 0), np.float32) if states is None else states
         ring = self._ring = self._ring or self._make_ring(action, behaviour, states, masks is not None)
         if masks is not None and _INVALID not in ring.observations:
@@ -213,11 +214,19 @@ class SequenceReplayBuffer(ReplayBuffer):
             ring.truncate(self.step, self.pos, truncated)
         self._ended = done
         self.step += 1
-        if self.step == self.n_steps:
-            ring.finish(self.pos)
-            self.step = 0
-            self.full = self.full or self.pos + 1 == self.n_slots
-            self.pos = (self.pos + 1) % ring.n_slots
+        self._finish_if_complete()
+
+    def _finish_if_complete(self) -> None:
+        """
+        Move a complete rollout into its slot. If Ctrl-C interrupts this, it is done before the buffer is used again.
+        """
+        if self._ring is None or self.step < self.n_steps:
+            return
+        self._ring.finish(self.pos)
+        self.full = self.full or self.pos + 1 == self.n_slots
+        self.pos = (self.pos + 1) % self._ring.n_slots
+        self.step = 0
+        self._ring.free_replaced()
 
     def _with_masks(self, obs: NumpyObs, masks: np.ndarray | None) -> dict[str, np.ndarray]:
         """Observations and masks by the keys of the ring."""
@@ -230,6 +239,7 @@ class SequenceReplayBuffer(ReplayBuffer):
         """
         Truncate the episodes under way, because the environments were reset from outside after the last step.
         """
+        self._finish_if_complete()
         if self._ring is not None:
             self._ring.truncate(self.step - 1 if self.step else None, self.pos)
         self._ended = np.ones(self.n_envs, bool)
@@ -315,6 +325,13 @@ class SequenceReplayBuffer(ReplayBuffer):
         n_envs = check_integer("n_envs", n_envs, 1, 2**20)
         other = self.emptied(n_envs)
         n_sequences = self.size() // self.n_steps * self.n_envs
+        n_kept = other.n_slots * n_envs
+        if n_sequences > n_kept:
+            warnings.warn(
+                f"a replay buffer of buffer_size={self.buffer_size} for n_envs={n_envs} keeps the newest "
+                f"{n_kept * self.n_steps} of {n_sequences * self.n_steps} transitions",
+                stacklevel=3,
+            )
         for first in range(0, n_sequences, n_envs):
             sequences = np.arange(first, first + n_envs) % n_sequences
             slots = self.pos - (n_sequences - sequences + self.n_envs - 1) // self.n_envs
@@ -382,6 +399,7 @@ class SequenceReplayBuffer(ReplayBuffer):
         """
         :return: everything that the buffer holds, as nested dicts of arrays (not copied) and plain values
         """
+        self._finish_if_complete()
         state: dict[str, Any] = {
             "sizes": {name: getattr(self, name) for name in ("buffer_size", "n_steps", "n_envs")},
             "spaces": self._describe_spaces(),

@@ -1,6 +1,7 @@
 """
 Folders of checkpoints. A checkpoint is a folder of files that is written under another name, with a manifest of its
-files last, and then renamed: each that can be found is whole.
+files last, and then renamed: each that can be found is whole. A folder has the checkpoints of one run, and one program
+writes to it at a time.
 """
 
 import json
@@ -12,11 +13,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from filelock import FileLock, Timeout
+
 from sb3_acer.storage import replacing
 
 FORMAT = "sb3-acer checkpoint 1"
-_UNFINISHED = "unfinished"
+_UNFINISHED = ".unfinished_checkpoint"
 """folder of the files of a checkpoint until it is whole"""
+_LOCK = ".checkpoint.lock"
+_PATIENCE = 10
+"""seconds that a program waits for one that is about to end"""
 _MANIFEST = "manifest.json"
 
 
@@ -54,34 +60,73 @@ def checkpoint_at(path: Path) -> Checkpoint | None:
 
 
 @contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """
+    Keep other programs from writing checkpoints to a folder, which is made if there is none.
+
+    :param folder: folder of checkpoints
+    :raises ValueError: if another program writes there
+    :raises OSError: if nothing can be written there
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock((folder / _LOCK).resolve(), _PATIENCE, is_singleton=True):
+            yield
+    except Timeout as error:
+        raise ValueError(
+            f"checkpoint must be a folder that one program writes to at a time, got {str(folder)!r}, to which another "
+            "program is writing"
+        ) from error
+
+
+def require_own(folder: Path, run: str) -> None:
+    """
+    :param folder: folder of checkpoints
+    :param run: id of the run that is to be saved there
+    :raises ValueError: if the folder has checkpoints of another run
+    """
+    newest = find_checkpoint(folder)
+    if newest is not None and newest.manifest.get("run") != run:
+        raise ValueError(
+            f"a folder of checkpoints must be for one run alone, got {str(folder)!r}, where {newest.path.name} is of "
+            "another one"
+        )
+
+
+@contextmanager
 def new_checkpoint(folder: str | Path, manifest: dict[str, Any], keep: int) -> Iterator[Path]:
     """
     A new checkpoint. Older ones than the newest ``keep`` are deleted once it is whole and on the disk.
 
-    :param folder: folder of checkpoints, which one program writes to at a time
-    :param manifest: what is to be known without reading the files, with ``num_timesteps``, which is part of the name
+    :param folder: folder of checkpoints
+    :param manifest: what is to be known without reading the files: ``run``, the id of the run, and ``num_timesteps``,
+        which is part of the name
     :param keep: number of checkpoints that are kept
     :return: the folder to write files to, each flushed to the disk
+    :raises ValueError: if the folder has checkpoints of another run, or another program writes there
     :raises OSError: if it cannot be written; the older ones are kept then
     """
     folder = Path(folder)
     unfinished = folder / _UNFINISHED
-    shutil.rmtree(unfinished, ignore_errors=True)  # of a program that was killed
-    unfinished.mkdir(parents=True)
-    try:
-        yield unfinished
-        sizes = {path.name: path.stat().st_size for path in sorted(unfinished.iterdir())}
-        with replacing(unfinished / _MANIFEST, "json") as file:
-            file.write(json.dumps({"format": FORMAT, **manifest, "files": sizes}, indent=1).encode())
-        _flush(unfinished)
-        number = 1 + max(map(_number, _all_checkpoints(folder)), default=0)
-        unfinished.rename(folder / f"checkpoint_{number}_{manifest['num_timesteps']}_steps")
-        _flush(folder)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-    for old in _all_checkpoints(folder)[:-keep]:
-        (old / _MANIFEST).unlink(missing_ok=True)  # first: it is not whole any more
-        shutil.rmtree(old, ignore_errors=True)
+    with alone_in(folder):
+        require_own(folder, manifest["run"])
+        shutil.rmtree(unfinished, ignore_errors=True)  # of a program that was killed
+        unfinished.mkdir()
+        try:
+            yield unfinished
+            sizes = {path.name: path.stat().st_size for path in sorted(unfinished.iterdir())}
+            with replacing(unfinished / _MANIFEST, "json") as file:
+                file.write(json.dumps({"format": FORMAT, **manifest, "files": sizes}, indent=1).encode())
+            _flush(unfinished)
+            number = 1 + max(map(_number, _all_checkpoints(folder)), default=0)
+            unfinished.rename(folder / f"checkpoint_{number}_{manifest['num_timesteps']}_steps")
+            _flush(folder)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+        for old in _all_checkpoints(folder)[:-keep]:
+            if (old / _MANIFEST).exists():  # else it is not ours
+                old.rename(unfinished)  # in one step: what is left of it if the program is killed is no checkpoint
+                shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def _all_checkpoints(folder: Path) -> list[Path]:

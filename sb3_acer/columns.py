@@ -181,7 +181,8 @@ class FrameColumn:
         self._ages = Column(n_slots, n_steps, (n_envs,), np.min_scalar_type(-stack.n_frames - 1), True)
         # What preceded the stack, if it began anew: a place of the side table, _ZEROS or _REPEATED.
         self._pasts = Column(n_slots, n_steps, (n_envs,), np.int32, True, fill=_ZEROS)
-        self._older = SideTable({"frames": frames[0, :-1]}, device)
+        self.older = SideTable({"frames": frames[0, :-1]}, device)
+        """older frames of stacks that began anew"""
         self._last: np.ndarray | None = None  # observations of the last row, [n_envs, ...]
 
     def require_continues(self, rows: np.ndarray, starts: np.ndarray) -> None:
@@ -223,14 +224,19 @@ class FrameColumn:
             return _ZEROS
         if (frames[:-1] == frames[-1]).all():
             return _REPEATED
-        return self._older.put({"frames": frames[:-1]})
+        return self.older.put({"frames": frames[:-1]})
 
     def finish(self, slot: int) -> None:
         """See :meth:`Column.finish`."""
-        rows = np.arange(slot * self.n_steps, (slot + 1) * self.n_steps + 1) % len(self._pasts.ring)
-        self._older.free(self._pasts.ring[rows])
         for column in self._columns().values():
             column.finish(slot)
+
+    def places_of(self, slot: int) -> th.Tensor:
+        """
+        :return: places of the side table that the rows of a slot have, its border row included
+        """
+        rows = np.arange(slot * self.n_steps, (slot + 1) * self.n_steps + 1) % len(self._pasts.ring)
+        return self._pasts.ring[rows]
 
     def take(self, places: Places) -> th.Tensor:
         """See :meth:`Column.take`."""
@@ -250,7 +256,7 @@ class FrameColumn:
             frames[tuple(map(th.from_numpy, blank))] = 0
         if len(kept[0]):
             place, newer = np.broadcast_to(pasts, older.shape)[kept], (back - ages)[kept]
-            table = self._older.rows["frames"]
+            table = self.older.rows["frames"]
             frames[tuple(map(th.from_numpy, kept))] = table[th.from_numpy(place), th.from_numpy(-newer)]
         stacks = stack.join(frames.flatten(0, 1))
         return stacks.view(*rows.shape, *stacks.shape[1:])
@@ -258,13 +264,13 @@ class FrameColumn:
     def state_dict(self, n_rows: int) -> dict[str, Any]:
         """See :meth:`Column.state_dict`."""
         state = {name: column.state_dict(n_rows) for name, column in self._columns().items()}
-        return {**state, "older": self._older.state_dict(), "last": self._last}
+        return {**state, "older": self.older.state_dict(), "last": self._last}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See :meth:`Column.load_state_dict`."""
         for name, column in self._columns().items():
             column.load_state_dict(state[name])
-        self._older.load_state_dict(state["older"])
+        self.older.load_state_dict(state["older"])
         self._last = None if state["last"] is None else np.asarray(state["last"])
 
     def _columns(self) -> dict[str, Column]:

@@ -21,10 +21,10 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_acer import distributed
 from sb3_acer.arguments import ATTRIBUTES
-from sb3_acer.checkpoint import Checkpoint, checkpoint_at, find_checkpoint, new_checkpoint
+from sb3_acer.checkpoint import Checkpoint, alone_in, checkpoint_at, find_checkpoint, new_checkpoint, require_own
 from sb3_acer.checks import check_integer, constructor_arguments, require
 from sb3_acer.data_parallel import DataParallelAlgorithm, generators_of_rank
-from sb3_acer.env_state import EnvState, EnvStateError, NormalizationError, get_env_state, set_env_state
+from sb3_acer.env_state import EnvStateError, NormalizationError, get_env_state, set_env_state
 from sb3_acer.storage import named, opened, read_state, replacing, write_state
 
 _AGENT, _BUFFER, _TRAINING = "agent.zip", "replay_buffer.npz", "training.npz"
@@ -40,6 +40,8 @@ SelfResumable = TypeVar("SelfResumable", bound="ResumableAlgorithm")
 class ResumableAlgorithm(DataParallelAlgorithm):
     """Saves its training with everything that this depends on, and continues it."""
 
+    _run: str
+    """id of the run, which all of its checkpoints have"""
     _resumed: dict[str, Any] | None = None
     """what has to be restored when training continues; None if none is to be continued"""
     _continues = False
@@ -80,11 +82,14 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         :param keep: number of checkpoints that are kept, the newest ones
         :param with_env: False if the environments are not between two steps. They will begin new episodes.
         :return: the checkpoint's own folder
+        :raises ValueError: if the folder has checkpoints of another run, or another program writes to it
         :raises OSError: if it cannot be written; the older ones are kept
         """
+        _require_folder("folder", "the path of a folder", folder)
         keep = check_integer("keep", keep)
         training, source = self._training_state(with_env)
         manifest = {
+            "run": self._run,
             "num_timesteps": self.num_timesteps,
             "started_at": self._num_timesteps_at_start,
             "total_timesteps": self._total_timesteps,
@@ -132,12 +137,15 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         if found is None:
             raise ValueError(f"folder must have a checkpoint, got {str(folder)!r}")
         require(env is not None, "env", "made and wrapped as that of the saved training", env)
-        return cls._load_checkpoint(found, env, device, **kwargs)
+        model = cls._load_checkpoint(found, env, device, **kwargs)
+        model._restore_env(found)
+        return model
 
     @classmethod
     def _load_checkpoint(
         cls: type[SelfResumable], found: Checkpoint, env: GymEnv | None, device: th.device | str, **kwargs: Any
     ) -> SelfResumable:
+        """The agent of a checkpoint. Its environments are as they were until :meth:`_restore_env` is called."""
         with named(found.path):
             n_ranks, threads = found.manifest["ranks"], found.manifest["threads"]
         is_same = n_ranks == distributed.world_size()
@@ -158,8 +166,6 @@ class ResumableAlgorithm(DataParallelAlgorithm):
             resumed |= _random_states()
             others = f"there were {n_ranks} ranks, and now there are {distributed.world_size()}"
             resumed["env"] = resumed["env"]._replace(envs=None, source=others)
-        with named(training):
-            model._restore_env(resumed.pop("env"))
         model._resumed = resumed
         if threads != th.get_num_threads():
             warnings.warn(
@@ -203,23 +209,31 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         checkpoint_keep: int = 2,
     ) -> SelfResumable:
         """See :meth:`ACER.learn`."""
-        found = None
         if checkpoint is not None:
-            self._checkpoints = Path(checkpoint), checkpoint_freq, checkpoint_keep
-            distributed.require_equal({"checkpoint_freq": checkpoint_freq, "checkpoint_keep": checkpoint_keep})
-            found = distributed.from_first(find_checkpoint(checkpoint))
-            if self._resumed is None and found is not None:
-                self._take_over(found, 0 if reset_num_timesteps else self.num_timesteps)
-        begins_next = not reset_num_timesteps and found is None and self.num_timesteps >= self._total_timesteps
-        self._continues = self._resumed is not None and not begins_next
-        if self._continues and self.num_timesteps >= self._num_timesteps_at_start + total_timesteps:
-            warnings.warn(
-                f"there is nothing left to train: the checkpoint has this run of {total_timesteps} steps at step "
-                f"{self.num_timesteps}. A longer run needs more steps, another run another folder",
-                stacklevel=3,
-            )
-        try:
+            _require_folder("checkpoint", "the path of a folder, or None", checkpoint)
+        found, folder = None, None if checkpoint is None else Path(checkpoint)
+        outer = self._checkpoints, self._continues  # of a call in whose callback this one is
+        writing = nullcontext() if folder is None or distributed.rank() else alone_in(folder)
+        with ExitStack() as stack:
+            distributed.together(lambda: stack.enter_context(writing))
+            stack.callback(self._leave_call, *outer)
+            if folder is not None:
+                distributed.require_equal({"checkpoint_freq": checkpoint_freq, "checkpoint_keep": checkpoint_keep})
+                found = distributed.from_first(find_checkpoint(folder))
+                if self._resumed is not None:
+                    distributed.together(lambda: require_own(folder, self._run))
+                elif found is not None:
+                    self._take_over(found, 0 if reset_num_timesteps else self.num_timesteps)
+            self._checkpoints = None if folder is None else (folder, checkpoint_freq, checkpoint_keep)
+            begins_next = not reset_num_timesteps and found is None and self.num_timesteps >= self._total_timesteps
+            self._continues = self._resumed is not None and not begins_next
             first = self.num_timesteps if self._continues else None
+            if self._continues and self.num_timesteps >= self._num_timesteps_at_start + total_timesteps:
+                warnings.warn(
+                    f"there is nothing left to train: the checkpoint has this run of {total_timesteps} steps at step "
+                    f"{self.num_timesteps}. A longer run needs more steps, another run another folder",
+                    stacklevel=3,
+                )
             super().learn(
                 total_timesteps,
                 callback,
@@ -231,9 +245,10 @@ class ResumableAlgorithm(DataParallelAlgorithm):
             self._restore_process()  # if there was nothing left to be done
             if self._checkpoints is not None and self.num_timesteps != first:
                 self.save_checkpoint(*self._checkpoints[::2])
-        finally:
-            self._checkpoints, self._continues = None, False
         return self
+
+    def _leave_call(self, checkpoints: tuple[Path, int, int] | None, continues: bool) -> None:
+        self._checkpoints, self._continues = checkpoints, continues
 
     def _setup_learn(
         self,
@@ -247,8 +262,10 @@ class ResumableAlgorithm(DataParallelAlgorithm):
             # The base class counts from the present step; the interrupted call began at another.
             start = self._num_timesteps_at_start
             rest = start + total_timesteps - self.num_timesteps
-            prepared = super()._setup_learn(rest, callback, False, tb_log_name, progress_bar)
-            self._num_timesteps_at_start = start
+            try:
+                prepared = super()._setup_learn(rest, callback, False, tb_log_name, progress_bar)
+            finally:
+                self._num_timesteps_at_start = start
             self.start_time -= self._resumed["elapsed"]
         else:
             self._n_rollouts = 0
@@ -271,9 +288,14 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         return super().collect_rollouts(env, callback, *args, **kwargs)
 
     def _take_over(self, found: Checkpoint, start: int) -> None:
-        """Become the agent of a checkpoint."""
+        """Become the agent of a checkpoint. If it is refused, agent and environments stay as they are."""
         with named(found.path):
-            began = found.manifest["started_at"]
+            began, run = found.manifest["started_at"], found.manifest["run"]
+        if run != self._run and self._n_updates:
+            raise ValueError(
+                f"checkpoint must be a folder for this agent alone, which has made {self._n_updates} updates; "
+                f"{found.path.parent} has checkpoints of another run, which a new agent would continue"
+            )
         if began != start:
             raise ValueError(
                 f"checkpoint must be a folder for this call of learn alone, which starts at step {start}; "
@@ -283,7 +305,13 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         self._require_same_arguments(saved)
         of_call = ("_checkpoints", "_log_interval", "_early_logs", "_use_masking")
         own = ("_logger", "_custom_logger", "verbose", "tensorboard_log", *of_call)
+        if saved.num_timesteps < self.num_timesteps:
+            warnings.warn(
+                f"the agent goes back from step {self.num_timesteps} to its checkpoint at step {saved.num_timesteps}",
+                stacklevel=4,
+            )
         vars(self).update({name: value for name, value in vars(saved).items() if name not in own})
+        self._restore_env(found)
         if self.verbose and distributed.rank() == 0:
             print(f"Continuing from {found.path}, saved at step {self.num_timesteps}")
 
@@ -334,18 +362,23 @@ class ResumableAlgorithm(DataParallelAlgorithm):
             "logger": {name: dict(getattr(logger, name)) for name in recorded if logger is not None},
         }
 
-    def _restore_env(self, state: EnvState) -> None:
+    def _restore_env(self, found: Checkpoint) -> None:
+        """Give the environments the state that they had at a checkpoint which has been loaded."""
         assert self.env is not None
-        try:
-            set_env_state(self.env, state)
-        except NormalizationError:
-            raise
-        except EnvStateError as error:
-            warnings.warn(f"the environments begin new episodes, since their state is not known: {error}", stacklevel=4)
-            self._last_obs = None  # learn resets the environments
-            if self.seed is not None:
-                first = self.seed + self.num_timesteps + distributed.rank() * self.n_envs
-                self.env.seed(first % 2**32)  # not the episodes of the start again
+        assert self._resumed is not None
+        with named(found.path):
+            try:
+                set_env_state(self.env, self._resumed.pop("env"))
+            except NormalizationError:
+                raise
+            except EnvStateError as error:
+                warnings.warn(
+                    f"the environments begin new episodes, since their state is not known: {error}", stacklevel=4
+                )
+                self._last_obs = None  # learn resets the environments
+                if self.seed is not None:
+                    first = self.seed + self.num_timesteps + distributed.rank() * self.n_envs
+                    self.env.seed(first % 2**32)  # not the episodes of the start again
 
     def _restore_process(self) -> None:
         """Restore what the beginning of learn overwrites, and what other code uses until then."""
@@ -370,6 +403,10 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         for name, values in resumed["logger"].items():
             getattr(self.logger, name).update(values)
         _set_random_states(resumed)
+
+
+def _require_folder(name: str, rule: str, folder: Any) -> None:
+    require(isinstance(folder, (str, Path)) and folder != "" and not Path(folder).is_file(), name, rule, folder)
 
 
 def _of_rank(name: str, rank: int) -> str:

@@ -61,6 +61,7 @@ class Ring:
         """recurrent states at each slot's first step, ``[n_slots, n_envs, W]``"""
         self.finals = SideTable({}, device)
         """final observations of truncated steps"""
+        self._replaced: list[tuple[SideTable, th.Tensor]] | None = None  # places that finish has made useless
         self.following: dict[str, np.ndarray] = {}
         """observations after the last step, ``[n_envs, ...]``"""
         self.observations: dict[str, Column | FrameColumn] = {}
@@ -134,16 +135,26 @@ class Ring:
 
     def finish(self, slot: int) -> None:
         """
-        Move the rollout under way into a slot.
+        Move the rollout under way into a slot. What is interrupted can be repeated, until :meth:`free_replaced` is
+        called.
 
         :param slot: a slot that is not sampled
         """
         for key, rows in self.following.items():
             self.observations[key].write(self.n_steps, rows)
-        first = slot * self.n_steps
-        self.finals.free(self.steps["final_place"].ring[first : first + self.n_steps])
+        if self._replaced is None:
+            stacked = [column for column in self.observations.values() if isinstance(column, FrameColumn)]
+            first = slot * self.n_steps
+            finals = self.steps["final_place"].ring[first : first + self.n_steps].clone()
+            self._replaced = [(self.finals, finals), *((column.older, column.places_of(slot)) for column in stacked)]
         for column in (*self.steps.values(), *self.observations.values()):
             column.finish(slot)
+
+    def free_replaced(self) -> None:
+        """Free the places in side tables of the rows that :meth:`finish` has replaced."""
+        replaced, self._replaced = self._replaced or [], None
+        for table, places in replaced:
+            table.free(places)
 
     def take(
         self, slots: np.ndarray, envs: np.ndarray

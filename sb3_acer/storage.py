@@ -137,7 +137,7 @@ def replacing(path: FilePath, suffix: str, verbose: int = 0) -> Iterator[io.Buff
     unfinished = None
     try:
         destination = _destination(pathlib.Path(path), suffix, verbose)
-        unfinished = destination.with_name(f"{destination.name}.unfinished")
+        unfinished = destination.with_name(f"{destination.name}.{os.getpid()}.unfinished")
         with open_path(unfinished, "w") as file:
             yield file
             file.flush()

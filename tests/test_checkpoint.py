@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 from stable_baselines3.common.env_util import make_vec_env
 
-from sb3_acer import ACER
+from sb3_acer import ACER, checkpoint
 from sb3_acer.checkpoint import find_checkpoint, new_checkpoint
 from tests.helpers import in_a_fork
 from tests.mutations import attempt, memory_for, mutated, mutated_zip
 
 
-def write(folder: Path, steps: int, keep: int = 2) -> None:
-    with new_checkpoint(folder, {"num_timesteps": steps}, keep) as files:
+def write(folder: Path, steps: int, keep: int = 2, run: str = "a") -> None:
+    with new_checkpoint(folder, {"run": run, "num_timesteps": steps}, keep) as files:
         (files / "first").write_bytes(b"x" * steps)
         (files / "second").write_text(str(steps))
 
 
 def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
+    return sorted(path.name for path in folder.iterdir() if path.name != ".checkpoint.lock")
 
 
 def newest(folder: Path) -> int:
@@ -76,7 +76,7 @@ def test_a_failure_while_writing_leaves_the_older_checkpoint_and_nothing_else(tm
     write(tmp_path, 10, keep=1)
 
     def fail() -> None:
-        with new_checkpoint(tmp_path, {"num_timesteps": 20}, 1) as files:
+        with new_checkpoint(tmp_path, {"run": "a", "num_timesteps": 20}, 1) as files:
             (files / "first").write_text("half")
             raise OSError("the disk is full")
 
@@ -87,11 +87,41 @@ def test_a_failure_while_writing_leaves_the_older_checkpoint_and_nothing_else(tm
 
 
 def test_what_a_killed_program_left_does_not_get_into_a_checkpoint(tmp_path: Path) -> None:
-    (tmp_path / "unfinished").mkdir()
-    (tmp_path / "unfinished" / "third").touch()
+    (tmp_path / ".unfinished_checkpoint").mkdir()
+    (tmp_path / ".unfinished_checkpoint" / "third").touch()
     write(tmp_path, 10)
     assert names(tmp_path / "checkpoint_1_10_steps") == ["first", "manifest.json", "second"]
     assert names(tmp_path) == ["checkpoint_1_10_steps"]
+
+
+def test_folders_of_the_user_stay(tmp_path: Path) -> None:
+    for name in ("unfinished", "checkpoint_1_1_steps", "mine"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "thesis").touch()
+    for steps in range(10, 50, 10):
+        write(tmp_path, steps)
+    assert {"unfinished", "checkpoint_1_1_steps", "mine"} <= set(names(tmp_path))
+    assert newest(tmp_path) == 40
+
+
+def test_a_folder_has_the_checkpoints_of_one_run(tmp_path: Path) -> None:
+    write(tmp_path, 10)
+    with pytest.raises(ValueError, match=r"for one run alone, got .*, where checkpoint_1_10_steps is of another one"):
+        write(tmp_path, 20, run="b")
+    assert newest(tmp_path) == 10
+
+
+def test_one_program_writes_to_a_folder_at_a_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(checkpoint, "_PATIENCE", 0.1)
+
+    def write_too() -> None:
+        with pytest.raises(ValueError, match="to which another program is writing"):
+            write(tmp_path, 20)
+
+    with checkpoint.alone_in(tmp_path):
+        assert in_a_fork(write_too) == 0
+        write(tmp_path, 10)  # the program itself may
+    assert newest(tmp_path) == 10
 
 
 def small_agent() -> ACER:
@@ -116,7 +146,7 @@ def test_a_program_that_is_killed_while_it_saves_leaves_a_whole_checkpoint(n_kil
         kills += 1
         assert kills <= 10 * n_kills
         assert in_a_fork(save_for_ever, 0.05 + 0.1 * rng.random()) == -signal.SIGKILL
-        interrupted += (tmp_path / "unfinished").exists()
+        interrupted += (tmp_path / ".unfinished_checkpoint").exists()
         loaded = ACER.load_checkpoint(tmp_path, env, device="cpu")
         assert loaded.num_timesteps >= agent.num_timesteps
         assert loaded.replay_buffer.size() == 50

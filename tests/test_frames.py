@@ -3,6 +3,7 @@
 import io
 import pickle
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -17,7 +18,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecFrameStack,
 
 from sb3_acer import ACER, SequenceReplayBuffer
 from sb3_acer.buffer import SequenceBatch
-from sb3_acer.columns import FrameColumn, Places
+from sb3_acer.columns import Column, FrameColumn, Places
 from sb3_acer.frames import FrameStack, find_frame_stack
 from tests.helpers import Recorder
 
@@ -171,6 +172,35 @@ def test_frames_move_to_another_number_of_environments(case: Case) -> None:
     game, (whole, frames) = Game(case), buffers(case)
     game.play(9 * case.n_steps, whole, frames)
     assert_alike(whole.with_envs(2), frames.with_envs(2))
+
+
+@every_case
+def test_a_rollout_is_stored_whole_though_ctrl_c_interrupts_this(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    game, (whole, frames), rng = Game(case), buffers(case), np.random.default_rng(0)
+    finish, add, n_left = Column.finish, frames.add, [0]
+
+    def interrupted(column: Column, slot: int) -> None:
+        finish(column, slot)
+        n_left[0] -= 1
+        if n_left[0] == 0:
+            raise KeyboardInterrupt
+
+    def add_nevertheless(*args: Any, **kwargs: Any) -> None:
+        n_left[0] = int(rng.integers(1, 9)) if frames.step == case.n_steps - 1 else 0
+        with suppress(KeyboardInterrupt):
+            add(*args, **kwargs)
+        n_left[0] = 0
+
+    monkeypatch.setattr(Column, "finish", interrupted)
+    monkeypatch.setattr(frames, "add", add_nevertheless)
+    n_interrupted = 0
+    for _ in range(40):
+        game.play(3, whole, frames)
+        n_interrupted += frames.step == case.n_steps
+        frames.state_dict()
+        assert_alike(whole, frames)
+    assert n_interrupted
+    assert frames.step == whole.step
 
 
 def older_frames(buffer: SequenceReplayBuffer) -> th.Tensor:

@@ -519,3 +519,101 @@ def test_what_a_callback_has_collected_stays_where_the_program_sees_it(tmp_path:
     make_model().learn(300, Collect(seen, last), checkpoint=tmp_path)
     assert seen == list(range(2, 306, 2))
     assert last == {"step": 304}
+
+
+class FailsAtFirst(BaseCallback):
+    """Fails once, when learn begins."""
+
+    fails = True
+
+    def _init_callback(self) -> None:
+        fails, self.fails = self.fails, False
+        if fails:
+            raise OSError("no folder for logs")
+
+    def _on_step(self) -> bool:
+        return True
+
+
+def files_of(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def test_a_call_that_is_refused_writes_no_checkpoints_later(tmp_path: Path) -> None:
+    model = make_model().learn(96, checkpoint=tmp_path)
+    before = files_of(tmp_path)
+    with pytest.raises(ValueError, match="for this call of learn alone"):
+        model.learn(96, checkpoint=tmp_path, reset_num_timesteps=False)
+    model.learn(96, reset_num_timesteps=False)
+    assert files_of(tmp_path) == before
+
+
+def test_a_refused_checkpoint_leaves_environments_and_statistics_as_they_were(tmp_path: Path) -> None:
+    make = normalized("Pendulum-v1")
+    ACER("MlpPolicy", make(), **SMALL).learn(96, checkpoint=tmp_path)
+    other = ACER("MlpPolicy", make(), gamma=0.5, **SMALL)
+    other.learn(8)
+    other._n_updates = 0  # as if it had only acted
+    before = state_of(other)
+    with pytest.raises(ValueError, match=r"gamma must be 0\.99, as in the checkpoint"):
+        other.learn(96, checkpoint=tmp_path)
+    require_same(state_of(other), before)
+
+
+def test_an_agent_that_has_learnt_is_not_replaced_by_another_run(tmp_path: Path) -> None:
+    make_model().learn(96, checkpoint=tmp_path)
+    other = make_model().learn(96)
+    before, files = state_of(other), files_of(tmp_path)
+    with pytest.raises(ValueError, match=r"for this agent alone, which has made \d+ updates"):
+        other.learn(200, checkpoint=tmp_path)
+    with pytest.raises(ValueError, match="a folder of checkpoints must be for one run alone"):
+        other.save_checkpoint(tmp_path)
+    require_same(state_of(other), before)
+    other.save_checkpoint(tmp_path / "other")
+    with pytest.raises(ValueError, match="a folder of checkpoints must be for one run alone"):
+        make_model(tmp_path / "other").learn(200, checkpoint=tmp_path)
+    assert [name for name in files_of(tmp_path) if not name.startswith("other")] == files
+
+
+def test_going_back_to_a_checkpoint_is_warned_of(tmp_path: Path) -> None:
+    model = make_model()
+    with pytest.raises(Killed):
+        model.learn(300, KillAt(201), checkpoint=tmp_path, checkpoint_freq=64)
+    with pytest.warns(UserWarning, match="the agent goes back from step 202 to its checkpoint at step 192"):
+        model.learn(300, checkpoint=tmp_path)
+    require_same(state_of(model), state_of(make_model().learn(300)))
+
+
+def test_an_error_when_learn_begins_does_not_change_how_far_it_goes(tmp_path: Path) -> None:
+    with pytest.raises(Killed):
+        make_model().learn(300, KillAt(201), checkpoint=tmp_path, checkpoint_freq=64)
+    model, callback = make_model(), FailsAtFirst()
+    with pytest.raises(OSError, match="no folder for logs"):
+        model.learn(300, callback, checkpoint=tmp_path)
+    model.learn(300, callback, checkpoint=tmp_path)
+    assert model.num_timesteps == 304
+    assert make_model().learn(400, checkpoint=tmp_path).num_timesteps == 400
+
+
+def test_a_folder_that_cannot_be_written_to_is_noticed_before_the_first_step(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    model = make_model()
+    with pytest.raises(OSError, match="file"):
+        model.learn(96, checkpoint=tmp_path / "file" / "folder")
+    assert model.num_timesteps == 0
+    with pytest.raises(ValueError, match="checkpoint must be the path of a folder, or None, got ''"):
+        model.learn(96, checkpoint="")
+    with pytest.raises(ValueError, match="folder must be the path of a folder, got None"):
+        model.save_checkpoint(None)  # type: ignore[arg-type]
+
+
+def test_training_within_a_callback_does_not_end_the_checkpoints_of_the_outer_one(tmp_path: Path) -> None:
+    class Nested(BaseCallback):
+        def _on_training_start(self) -> None:
+            self.model.learn(8)
+
+        def _on_step(self) -> bool:
+            return True
+
+    make_model().learn(96, Nested(), checkpoint=tmp_path)
+    assert find_checkpoint(tmp_path) is not None
