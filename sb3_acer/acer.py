@@ -25,6 +25,7 @@ from sb3_acer.arguments import (
     check_callback,
     check_env,
     check_whole,
+    comparable,
     explain_other_names,
     make_env,
 )
@@ -53,7 +54,6 @@ from sb3_acer.policies import (
     MultiInputLstmPolicy,
     MultiInputPolicy,
 )
-from sb3_acer.resuming import comparable
 from sb3_acer.rollouts import Generators
 from sb3_acer.sb2_compat.interface import StableBaselinesInterface
 from sb3_acer.schedules import NamedSchedule, make_schedule
@@ -507,7 +507,8 @@ class ACER(StableBaselinesInterface):
             normalize = copy(normalize)  # shares its statistics
             normalize.norm_obs = False
         self._n_rollouts += 1
-        logs_now, logged = self._logs_now(), []
+        logs_now = self._logs_now()
+        logged: list[dict[str, float]] = []
         for batch in self._batches(batch_size or self.n_envs, normalize):
             update = self.update(batch)
             self._n_updates += 1

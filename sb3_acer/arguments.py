@@ -2,6 +2,7 @@
 
 import os
 import warnings
+from collections import deque
 from collections.abc import Callable
 from difflib import get_close_matches
 from functools import partial, wraps
@@ -9,7 +10,8 @@ from inspect import signature
 from typing import Any, ParamSpec, cast
 
 import gymnasium as gym
-from stable_baselines3.common.base_class import maybe_make_env
+import numpy as np
+from stable_baselines3.common.base_class import BaseAlgorithm, maybe_make_env
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
 
@@ -21,6 +23,7 @@ from sb3_acer.checks import (
     check_number,
     check_seed,
     check_subclass,
+    constructor_arguments,
     require,
 )
 from sb3_acer.schedules import SCHEDULES
@@ -62,6 +65,10 @@ each rollout would never end.
 ATTRIBUTES = {"lr_schedule": "lr_schedule_name", "stats_window_size": "_stats_window_size"}
 """attributes of ACER that are not called like their arguments"""
 
+
+_MAY_DIFFER = {"device", "verbose", "tensorboard_log"}
+"""arguments that ranks need not share, and that may change when a run is continued"""
+_PLAIN = (bool, int, float, str, bytes, type(None), np.generic, np.random.Generator, np.random.RandomState)
 
 OTHER_NAMES = {
     "learning_starts": "replay_start",
@@ -114,6 +121,40 @@ def explain_other_names(init: Callable[P, None]) -> Callable[P, None]:
         init(*args, **kwargs)
 
     return explained
+
+
+def comparable_arguments(model: BaseAlgorithm) -> dict[str, Any]:
+    """
+    :param model: an agent
+    :return: the arguments that make its run what it is, by their names, as :func:`comparable` values
+    """
+    names = {"policy": "policy_class", **ATTRIBUTES}
+    arguments = constructor_arguments(type(model)) - _MAY_DIFFER
+    return {name: comparable(vars(model).get(names.get(name, name))) for name in arguments}
+
+
+def comparable(value: Any) -> Any:
+    """
+    :param value: an argument of the constructor
+    :return: the same in a form that ``==`` compares: arrays as lists, since they have no single truth of being equal,
+        and classes by their names, since one of the main program that was unpickled is another object
+    """
+    if isinstance(value, type):
+        return f"{value.__module__}.{value.__name__}"  # loading shortens the qualified names of local ones
+    if isinstance(value, dict):
+        return {key: comparable(part) for key, part in value.items()}
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    return type(value)(map(comparable, value)) if type(value) in (list, tuple) else value
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a value consists of numbers, strings, arrays and random generators."""
+    if isinstance(value, dict):
+        return all(is_plain(part) for pair in value.items() for part in pair)
+    if isinstance(value, (list, tuple, set, deque)):
+        return all(map(is_plain, value))
+    return isinstance(value, (np.ndarray, *_PLAIN))
 
 
 def check_whole(name: str, value: Any) -> int:

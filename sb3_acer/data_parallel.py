@@ -19,6 +19,7 @@ from stable_baselines3.common.type_aliases import MaybeCallback, RolloutReturn
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_acer import distributed
+from sb3_acer.arguments import comparable_arguments, is_plain
 from sb3_acer.distributed import Moments
 from sb3_acer.rollouts import Generators, RolloutAlgorithm
 
@@ -34,14 +35,6 @@ def generators_of_rank(seed: int | None) -> Generators:
     n_generators = len(Generators._fields)
     seeds = np.random.SeedSequence(seed, n_children_spawned=n_generators * distributed.rank())
     return Generators(*map(np.random.default_rng, seeds.spawn(n_generators)))
-
-
-_EQUAL_ARGUMENTS = (
-    *("n_steps", "batch_size", "burn_in", "replay_ratio", "replay_start", "gamma", "n_action_samples"),
-    *("q_coef", "ent_coef", "ent_schedule", "correction_term", "trust_region", "delta", "alpha", "max_grad_norm"),
-    *("lr_schedule_name", "rprop_alpha", "rprop_epsilon"),
-)
-"""attributes of ACER that all ranks need the same values of"""
 
 
 class Report(NamedTuple):
@@ -115,12 +108,11 @@ class DataParallelAlgorithm(RolloutAlgorithm):
 
     def _meet(self, total_timesteps: int, reset_num_timesteps: bool) -> None:
         """Let all ranks begin as rank 0 does."""
-        names = ("n_envs", "seed", "num_timesteps", "_log_interval", *_EQUAL_ARGUMENTS)
-        arguments: dict[str, Any] = {"total_timesteps": total_timesteps, "reset_num_timesteps": reset_num_timesteps}
-        if not callable(self.learning_rate):
-            arguments["learning_rate"] = self.learning_rate
+        call = {"total_timesteps": total_timesteps, "reset_num_timesteps": reset_num_timesteps}
+        others = {name: getattr(self, name) for name in ("n_envs", "num_timesteps", "_log_interval")}
         buffer = {f"replay_buffer.{name}": getattr(self.replay_buffer, name) for name in ("step", "n_slots", "pos")}
-        distributed.require_equal({**{name: getattr(self, name) for name in names}, **arguments, **buffer})
+        arguments = {name: value for name, value in comparable_arguments(self).items() if is_plain(value)}
+        distributed.require_equal({**arguments, **call, **others, **buffer})
         parameters, moments, schedule = distributed.from_first(
             (self.get_parameters(), self._moments(), self._rngs.schedule)
         )

@@ -200,17 +200,10 @@ class FlatParameters:
             optimizer.register_step_post_hook(self._after_step)
 
     def _before_step(self, *_: Any) -> None:
-        """Collect the gradients, and remember the parameters that are frozen by now."""
-        self._frozen = []
-        for parameter, gradient in zip(self.parameters, self._gradients, strict=True):
-            if gradient is None:
-                continue
-            if not parameter.requires_grad:
-                self._frozen.append((parameter, parameter.detach().clone()))
-            elif parameter.grad is None:  # after zero_grad(set_to_none=True)
-                gradient.zero_()
-            elif parameter.grad is not gradient:
-                gradient.copy_(parameter.grad)
+        """Collect the gradients, and keep copies of the parameters that are frozen by now."""
+        self._collect_gradients()
+        learnt = (pair[0] for pair in zip(self.parameters, self._gradients, strict=True) if pair[1] is not None)
+        self._frozen = [(each, each.detach().clone()) for each in learnt if not each.requires_grad]
 
     def _after_step(self, *_: Any) -> None:
         for parameter, before in self._frozen:
@@ -229,10 +222,22 @@ class FlatParameters:
             if vector.grad is not None:
                 vector.grad.zero_()
 
+    def _collect_gradients(self) -> None:
+        """Copy gradients that have been replaced, by a hook for example, into the vectors'."""
+        for parameter, gradient in zip(self.parameters, self._gradients, strict=True):
+            if gradient is None or parameter.grad is gradient or not parameter.requires_grad:
+                continue
+            if parameter.grad is None:  # after zero_grad(set_to_none=True)
+                gradient.zero_()
+            else:
+                gradient.copy_(parameter.grad)
+            parameter.grad = gradient
+
     def gradients(self) -> list[th.Tensor]:
         """
         :return: the vectors' gradients, not copied
         """
+        self._collect_gradients()
         return [vector.grad for vector in self.vectors if vector.grad is not None]
 
     def clip_grad_norm(self, max_norm: float | None) -> float:

@@ -20,9 +20,9 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Rollout
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_acer import distributed
-from sb3_acer.arguments import ATTRIBUTES
+from sb3_acer.arguments import comparable_arguments, is_plain
 from sb3_acer.checkpoint import Checkpoint, alone_in, checkpoint_at, find_checkpoint, new_checkpoint, require_own
-from sb3_acer.checks import check_integer, constructor_arguments, require
+from sb3_acer.checks import check_integer, require
 from sb3_acer.data_parallel import DataParallelAlgorithm, generators_of_rank
 from sb3_acer.env_state import EnvStateError, NormalizationError, get_env_state, set_env_state
 from sb3_acer.storage import named, opened, read_state, replacing, write_state
@@ -30,9 +30,6 @@ from sb3_acer.storage import named, opened, read_state, replacing, write_state
 _AGENT, _BUFFER, _TRAINING = "agent.zip", "replay_buffer.npz", "training.npz"
 _OF_THE_CALL = ("model", "parent", "locals", "globals", "stopped_by")
 """attributes of a callback that a call of learn sets"""
-_MAY_DIFFER = {"device", "verbose", "tensorboard_log"}
-"""arguments that may change when a run is continued"""
-_PLAIN = (bool, int, float, str, bytes, type(None), np.generic, np.random.Generator, np.random.RandomState)
 
 SelfResumable = TypeVar("SelfResumable", bound="ResumableAlgorithm")
 
@@ -320,15 +317,13 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         A run continues with the arguments that it was begun with. Functions are not compared, but learning rates are,
         at three moments.
         """
-        attributes = {name: ATTRIBUTES.get(name, name) for name in constructor_arguments(type(self)) - _MAY_DIFFER}
-        for name, attribute in {**attributes, "policy": "policy_class"}.items():
-            given, before = (comparable(vars(of).get(attribute)) for of in (self, saved))
+        ours, theirs = comparable_arguments(self), comparable_arguments(saved)
+        for name, given in ours.items():
+            before, is_same = theirs[name], True
             if name == "learning_rate" and callable(given) and callable(before):
                 is_same = all(given(remaining) == before(remaining) for remaining in (1.0, 0.5, 0.0))
-            elif _is_plain(given) or _is_plain(before):
+            elif is_plain(given) or is_plain(before):
                 is_same = given == before or (name == "seed" and given is None)
-            else:
-                is_same = True
             require(is_same, name, f"{before!r}, as in the checkpoint that learn continues", given)
 
     def _training_state(self, with_env: bool) -> tuple[dict[str, Any], str]:
@@ -486,7 +481,7 @@ def _callback_envs(callbacks: list[BaseCallback]) -> list[VecEnv]:
 def _plain_attributes(callback: BaseCallback) -> dict[str, bytes]:
     """Those with plain values, pickled."""
     values = {name: value for name, value in vars(callback).items() if name not in _OF_THE_CALL}
-    return {name: pickle.dumps(value) for name, value in values.items() if _is_plain(value)}
+    return {name: pickle.dumps(value) for name, value in values.items() if is_plain(value)}
 
 
 def _put_back(present: Any, saved: Any) -> Any:
@@ -496,26 +491,3 @@ def _put_back(present: Any, saved: Any) -> Any:
     present.clear()
     (present.extend if isinstance(present, (list, deque)) else present.update)(saved)
     return present
-
-
-def comparable(value: Any) -> Any:
-    """
-    :param value: an argument of the constructor
-    :return: the same in a form that ``==`` compares: arrays as lists, since they have no single truth of being equal,
-        and classes by their names, since one of the main program that was unpickled is another object
-    """
-    if isinstance(value, type):
-        return f"{value.__module__}.{value.__name__}"  # loading shortens the qualified names of local ones
-    if isinstance(value, dict):
-        return {key: comparable(part) for key, part in value.items()}
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    return type(value)(map(comparable, value)) if type(value) in (list, tuple) else value
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, dict):
-        return all(_is_plain(part) for pair in value.items() for part in pair)
-    if isinstance(value, (list, tuple, set, deque)):
-        return all(map(_is_plain, value))
-    return isinstance(value, (np.ndarray, *_PLAIN))

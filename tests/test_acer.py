@@ -1771,3 +1771,68 @@ def test_hooks_of_layers_run_in_training_and_in_acting() -> None:
     assert rows == [3]
     model.learn(8)
     assert rows == [3, *[1] * 8, 9]
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_every_update_is_on_rewards_and_observations_as_vec_normalize_makes_them(stacked: bool) -> None:
+    normalize = VecNormalize(make_vec_env(Recorder, n_envs=2))
+    model = small(VecFrameStack(normalize, 2) if stacked else normalize, replay_ratio=3)
+    update, n_sequences = model.update, []
+
+    def watched(batch: SequenceBatch) -> Update:
+        raw = model.replay_buffer.gather(batch.slots, batch.envs)
+        observations: Any = raw.observations
+        if not stacked:
+            assert th.equal(observations[:-1, :, 1] + 1, raw.rewards)  # Recorder's clock: they are stored raw
+        expected = observations if stacked else th.as_tensor(normalize.normalize_obs(observations.numpy()))
+        assert th.equal(th.as_tensor(batch.observations), expected)
+        assert th.equal(batch.rewards, th.as_tensor(normalize.normalize_reward(raw.rewards.numpy())))
+        assert not th.equal(batch.rewards, raw.rewards)
+        n_sequences.append(len(batch.envs))
+        return update(batch)
+
+    model.update = watched  # type: ignore[method-assign]
+    model.learn(100)
+    assert len(n_sequences) > 20
+
+
+def test_updates_are_made_in_training_mode_and_actions_in_evaluation_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small()
+    modes: set[Any] = set()
+    update, act = model.update, model.policy.act
+
+    def watched_update(batch: SequenceBatch) -> Update:
+        modes.add((model.policy.training, model.average_policy.training))
+        return update(batch)
+
+    def watched_act(*args: Any) -> Any:
+        modes.add(model.policy.training)
+        return act(*args)
+
+    monkeypatch.setattr(model, "update", watched_update)
+    monkeypatch.setattr(model.policy, "act", watched_act)
+    model.learn(40)
+    assert modes == {(True, False), False}
+
+
+def test_a_rollout_that_ends_where_a_callback_stops_has_the_schedules_of_its_last_step() -> None:
+    model = small(learning_rate=1e-3, ent_schedule="linear", ent_coef=1.0, replay_ratio=0).learn(100, StopAt(5))
+    assert model._n_updates == 1
+    assert model.policy.optimizer.param_groups[0]["lr"] == pytest.approx(1e-3 * 0.95)
+    assert model.settings().ent_coef == pytest.approx(0.95)
+
+
+def test_a_gradient_that_a_hook_replaces_is_clipped_and_followed() -> None:
+    kwargs: dict[str, Any] = {"net_arch": [4], "optimizer_class": th.optim.SGD}
+    model = small(max_grad_norm=1e-3, learning_rate=1.0, lr_schedule="constant", policy_kwargs=kwargs).learn(5)
+
+    def double(parameter: th.Tensor) -> None:
+        assert parameter.grad is not None
+        parameter.grad = 2 * parameter.grad
+
+    for parameter in model.policy.parameters():
+        parameter.register_post_accumulate_grad_hook(double)  # type: ignore[no-untyped-call]
+    before = [parameter.detach().clone() for parameter in model.policy.parameters()]
+    model.update(model.replay_buffer.latest())
+    moved = [(new - old).flatten() for new, old in zip(model.policy.parameters(), before, strict=True)]
+    assert th.cat(moved).norm().item() == pytest.approx(1e-3, rel=1e-3)

@@ -37,7 +37,7 @@ ALGORITHM: dict[str, set[str]] = {
     "update": {"buffer", "distributions", "estimators", "policies"},
     "masks": {"checks", "distributions", "env_state"},
     "rollouts": {"arguments", "buffer", "checks", "env_state", "finite", "frames", "masks", "policies", "storage"},
-    "data_parallel": {"distributed", "rollouts"},
+    "data_parallel": {"arguments", "distributed", "rollouts"},
     "checkpoint": {"storage"},
     "resuming": {"arguments", "checkpoint", "checks", "data_parallel", "distributed", "env_state", "storage"},
     "acer": {

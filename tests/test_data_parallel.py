@@ -325,10 +325,21 @@ def test_ranks_that_cannot_train_together_say_why() -> None:
         assert str(result) == "ValueError: n_envs must be equal on all ranks, got [1, 2]"
 
 
-@pytest.mark.parametrize(("name", "values"), [("learning_rate", (1e-3, 2e-3)), ("alpha", (0.9, 0.5)), ("seed", (1, 2))])
+@pytest.mark.parametrize(("name", "values"), [("learning_rate", (1e-3, 2e-3)), ("gamma", (0.9, 0.5)), ("seed", (1, 2))])
 def test_ranks_learn_with_the_same_arguments(name: str, values: tuple[float, float]) -> None:
     for result in on_ranks(lambda rank: make_model(**{name: values[rank]}).learn(64)):
         assert str(result) == f"ValueError: {name} must be equal on all ranks, got {[*values]}"
+
+
+def test_training_begins_with_the_statistics_of_rank_0() -> None:
+    def act(rank: int) -> Any:
+        env = VecNormalize(make_vec_env("CartPole-v1", 2))
+        statistics: Any = env.obs_rms
+        statistics.mean, statistics.count = np.full(4, float(rank)), 100.0
+        make_model(env, replay_ratio=0).learn(32)
+        return [statistics.mean, statistics.var, np.array(statistics.count)]
+
+    require_same(*on_ranks(act))
 
 
 def test_ranks_save_checkpoints_at_the_same_time(tmp_path: Path) -> None:

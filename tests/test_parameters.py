@@ -332,3 +332,14 @@ def test_a_buffer_that_a_module_assigns_anew_is_copied_to_the_average() -> None:
         average.average(current, 0.5)
         assert ours.running_mean is not None
         assert ours.running_mean.tolist() == [value] * 3
+
+
+def test_gradients_of_several_types_are_clipped_together() -> None:
+    network = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3).double())
+    flat = FlatParameters(network)
+    flat.zero_grad()
+    network[1](network[0](th.ones(1, 3)).double()).sum().backward()
+    before = [th.as_tensor(parameter.grad).clone() for parameter in network.parameters()]
+    flat.clip_grad_norm(0.5 * flat.clip_grad_norm(None))
+    for parameter, gradient in zip(network.parameters(), before, strict=True):
+        th.testing.assert_close(parameter.grad, 0.5 * gradient)

@@ -199,11 +199,11 @@ def read_image(path: Path) -> np.ndarray:
 
 
 def _image_writer(folder: Path, image_folder: Path) -> Callable[[np.ndarray], str]:
-    cv2, numbers = _opencv(), count()
+    cv2, paths = _opencv(), (image_folder / f"{number}.png" for number in count())
     (folder / image_folder).mkdir(parents=True, exist_ok=True)
 
     def write(image: np.ndarray) -> str:
-        path = image_folder / f"{next(numbers)}.png"
+        path = next(path for path in paths if not (folder / path).exists())  # others belong to another recording
         image = image if image.shape[-1] in (1, 3, 4) else np.moveaxis(image, 0, -1)
         image = image[..., ::-1] if image.shape[-1] == 3 else image
         cv2.imwrite(str(folder / path), np.ascontiguousarray(image))

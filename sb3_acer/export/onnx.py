@@ -53,10 +53,12 @@ def export_onnx(model: ACER, path: FilePath, vec_normalize: VecNormalize | FileP
     :param vec_normalize: statistics of observations, or the file that ``VecNormalize.save`` wrote: ``observation`` is
         then the environment's own, not normalised. Such a file is a pickle: load only those whose author you trust.
     :raises ImportError: if a package of the extra ``onnx`` is missing
-    :raises ValueError: if the policy cannot be traced, if what was traced computes other numbers than the policy, and
-        if ``vec_normalize`` is of other observations. No file is written then.
+    :raises ValueError: if the path has another suffix, if the policy cannot be traced, if what was traced computes
+        other numbers than the policy, and if ``vec_normalize`` is of other observations. No file is written then.
     """
     require(isinstance(model, ACER), "model", "an agent of ACER", model)
+    if isinstance(path, (str, Path)):
+        require(Path(path).suffix in ("", ".onnx"), "path", "of a file whose name ends in .onnx", str(path))
     require_packages("export", "onnx", "onnx", "onnxscript", "onnxruntime")
     normalize = model.get_vec_normalize_env()
     if vec_normalize is None and normalize is not None and normalize.norm_obs:

@@ -343,6 +343,8 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--env", help="environment whose spaces replace the saved ones")
     options = parser.parse_args(arguments)
     new = options.new if options.new.suffix else options.new.with_suffix(".zip")
+    if new.resolve() == options.old.resolve():
+        parser.error(f"NEW must be another file than OLD, got {new} for both")
     # An agent that was saved with verbose=1 prints when it is made.
     with warnings.catch_warnings(record=True) as said, redirect_stdout(io.StringIO()):
         warnings.simplefilter("always")

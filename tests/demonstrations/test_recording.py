@@ -151,6 +151,15 @@ def test_images_are_read_as_they_were_recorded(n_channels: int, tmp_path: Path) 
     assert dataset.observations_for(model, np.array([5])).shape == (1, n_channels, 40, 36)
 
 
+def test_the_images_of_an_earlier_recording_stay(tmp_path: Path) -> None:
+    pytest.importorskip("cv2")
+    space = spaces.Box(0, 255, (40, 36, 1), np.uint8)
+    first, second = (
+        generate_expert_traj(Watcher(), tmp_path / name, Shows(space), n_episodes=1)["obs"] for name in ("one", "two")
+    )
+    assert not set(first) & set(second)
+
+
 def test_an_image_is_written_as_stable_baselines_wrote_it(tmp_path: Path) -> None:
     cv2 = pytest.importorskip("cv2")
     for n_channels in (3, 4):

@@ -1,6 +1,7 @@
 """Agents of stable-baselines act as before."""
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +222,13 @@ def test_the_command_takes_an_environments_spaces(tmp_path: Path, capsys: pytest
     main([str(AGENTS / "CartPole-v1.pkl"), str(tmp_path / "new"), "--env", "CartPole-v1"])
     assert "VecNormalize" not in capsys.readouterr().out
     ACER.load(tmp_path / "new", gym.make("CartPole-v1"))
+
+
+def test_the_command_does_not_write_over_the_old_agent(tmp_path: Path) -> None:
+    old = Path(shutil.copy(AGENTS / "CartPole-v1.pkl", tmp_path / "agent.pkl"))
+    with pytest.raises(SystemExit):
+        main([str(old), str(tmp_path / ".." / tmp_path.name / "agent.pkl")])
+    assert old.read_bytes() == (AGENTS / "CartPole-v1.pkl").read_bytes()
 
 
 @pytest.mark.parametrize("arguments", [["none.pkl", "new.zip"], [__file__, "new.zip"]])
