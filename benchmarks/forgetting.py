@@ -1,6 +1,6 @@
 """
-Why an agent loses what it has learnt: CartPole-v1's entry with replay buffers of two sizes, for many more steps than it
-takes to learn. Episodes of training have sampled actions. Remedies, one at a time, with the smaller buffer.
+Why an agent loses what it has learnt: CartPole-v1's former entry with replay buffers of two sizes, for many more steps than
+it takes to learn. Episodes of training have sampled actions. Remedies, one at a time, with the smaller buffer.
 
     python -m benchmarks.forgetting [--seeds 2001 2002 2003 2004] [--steps 80000] [--remedies gated mixed ...]
 
@@ -20,6 +20,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from torch import nn
 
 from benchmarks import variants
+from benchmarks.experiments import load_experiments
 from benchmarks.tables import FORGETTING, RESULTS, Row, replace
 from sb3_acer import ACER
 from sb3_acer.hyperparams import hyperparams
@@ -94,7 +95,7 @@ def critics_gaps(model: Any) -> tuple[float, float]:
 
 
 def entry(environment: str, **changes: Any) -> tuple[int, dict[str, Any]]:
-    """Number of environments and arguments of ACER, as the entry of acer.yml has them."""
+    """Number of environments and arguments of ACER, as the entry of acer.yml has them, but for the changes."""
     settings = {**hyperparams[environment], **changes}
     n_envs = settings.pop("n_envs")
     assert settings.pop("normalize") == "dict(norm_obs=False)"
@@ -105,7 +106,8 @@ def entry(environment: str, **changes: Any) -> tuple[int, dict[str, Any]]:
 
 
 def observe(buffer_size: int, remedy: str, seed: int, steps: int) -> list[Row]:
-    n_envs, settings = entry("CartPole-v1", buffer_size=buffer_size)
+    former = load_experiments()["cartpole_tuned"].params
+    n_envs, settings = entry("CartPole-v1", **{**former, "buffer_size": buffer_size})
     env = VecNormalize(make_vec_env("CartPole-v1", n_envs, seed=seed), norm_obs=False, gamma=settings["gamma"])
     observer = Observer(buffer_size, remedy, seed)
     callbacks = [observer, *([observer.variant] if observer.variant else [])]

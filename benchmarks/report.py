@@ -10,19 +10,24 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
 from experiments import DEFINITIONS, Experiment, load_experiments
-from tables import RESULTS, Row, growth_per_hour, interquartile_mean, interval, latest, read
+from tables import RESULTS, Row, growth_per_hour, interquartile_mean, interval, latest
+from tables import read as read_anew
 
 README = Path(__file__).with_name("README.md")
 TABLE = re.compile(r"(<!-- table: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 EXPERIMENTS = load_experiments()
 SAMPLED = ", actions sampled"
 ALGORITHMS = {"qrdqn": "QR-DQN", "ppo_lstm": "RecurrentPPO"}  # the others are called as rl-zoo calls them, in capitals
+
+
+read = cache(read_anew)
 
 
 def number(value: float) -> str:
