@@ -11,6 +11,7 @@ from typing import Any, ParamSpec, cast
 
 import gymnasium as gym
 import numpy as np
+from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm, maybe_make_env
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
@@ -91,7 +92,7 @@ OTHER_NAMES = {
     "exploration_final_eps": "ent_coef and ent_schedule: the policy is stochastic",
     "use_sde": "none: state-dependent exploration is not supported",
 }
-"""what SB3's other algorithms call otherwise or have instead, by their names"""
+"""arguments of SB3's other algorithms, and what ACER has in their place"""
 
 P = ParamSpec("P")
 
@@ -187,6 +188,17 @@ def check_env(env: Any) -> Any:
     return env
 
 
+def check_observation_space(space: Any) -> None:
+    """
+    :raises ValueError: if it is no space of observations that networks take
+    """
+    parts = list(space.spaces.values()) if isinstance(space, spaces.Dict) else [space]
+    supported = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+    are_numbers = parts and all(isinstance(part, supported) and 0 not in (part.shape or ()) for part in parts)
+    rule = "a Box with numbers, Discrete, MultiDiscrete or MultiBinary space, or a Dict of these"
+    require(bool(are_numbers), "observation_space", rule, space)
+
+
 def make_env(env: Any, verbose: int) -> gym.Env[Any, Any] | VecEnv:
     """
     :param env: environment, or the id of a registered one
@@ -195,7 +207,8 @@ def make_env(env: Any, verbose: int) -> gym.Env[Any, Any] | VecEnv:
     :raises ValueError: if it is neither
     """
     if not isinstance(env, str):
-        return cast(VecEnv, check_env(env))
+        check_observation_space(getattr(check_env(env), "observation_space", None))
+        return cast(VecEnv, env)
     try:
         return maybe_make_env(env, verbose)
     except gym.error.DependencyNotInstalled:

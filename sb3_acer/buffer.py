@@ -95,8 +95,8 @@ class SequenceReplayBuffer(ReplayBuffer):
     table of their own. The recurrent state of the behaviour policy is stored at the first step of each slot. Memory is
     allocated when the first step is added.
 
-    Masks of invalid actions are stored like observations, from the first step on that is added with masks. In the steps
-    before, and in others that are added without, all actions are valid.
+    Masks of invalid actions are stored once a step with masks has been added. In steps that are added without masks all
+    actions count as valid.
 
     Of observations that are stacks of frames each new frame is stored once, and sampling restores the stacks, equal to
     the bit, see :class:`~sb3_acer.columns.FrameColumn`. The slots before the oldest that can be sampled keep its past.
@@ -449,8 +449,8 @@ class SequenceReplayBuffer(ReplayBuffer):
         """Read every finished slot once: a damaged one would stop training at any later time."""
         for slot in range(self.pos - self.size() // self.n_steps, self.pos):
             batch = self.gather(np.full(self.n_envs, slot), np.arange(self.n_envs), None, th.device("cpu"))
-            read = (*_by_key(batch.observations).values(), *_by_key(batch.final_observations).values(), *batch[1:4])
-            for rows in (*read, batch.states):
+            observations = *_by_key(batch.observations).values(), *_by_key(batch.final_observations).values()
+            for rows in (*observations, batch.actions, batch.behaviour, batch.rewards, batch.states):
                 is_finite = not rows.is_floating_point() or bool((rows.abs() <= LARGEST).all())
                 if not is_finite:
                     raise ValueError(f"the replay buffer must hold finite numbers of at most {LARGEST:g}, got others")
@@ -485,7 +485,8 @@ class SequenceReplayBuffer(ReplayBuffer):
         state = read_state(file, "the replay buffer")
         try:
             # Arrays that are allocated below have this number of rows in the file, too.
-            require(len(state["ended"]) == state["sizes"]["n_envs"], "n_envs", "that of the rows", state["sizes"])
+            n_envs = state["sizes"]["n_envs"]
+            require(len(state["ended"]) == n_envs, "n_envs", f"{len(state['ended'])}, as the rows have", n_envs)
             buffer = cls(
                 observation_space=observation_space,
                 action_space=action_space,

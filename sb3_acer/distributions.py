@@ -59,7 +59,7 @@ class Family(ABC):
     enumerable: bool = False
     """Whether the critic evaluates all actions of a state at once."""
     trace_root: int = 1
-    """d of the trace coefficients min(1, rho^(1/d)): components of an action, without those of one outcome."""
+    """d of the trace coefficients min(1, rho^(1/d)): the number of components with more than one outcome."""
 
     def __init__(self, action_space: spaces.Space[Any]) -> None:
         self.action_space = action_space
@@ -485,9 +485,6 @@ class Enumerated(Categorical):
 
     def backward(self, stats: th.Tensor, of_stats: th.Tensor) -> tuple[th.Tensor, th.Tensor | None]:
         return _softmax_backward(stats, of_stats), None
-
-    def trace_roots(self, masks: th.Tensor) -> int | th.Tensor:
-        return self.trace_root
 
     def act(self, stats: np.ndarray, noise: np.ndarray) -> np.ndarray:
         # numpy takes a third of torch's time for so few numbers.

@@ -33,8 +33,9 @@ class Judgement(NamedTuple):
     """Q of the candidates, ``[T, B, K]``"""
     backward: Callable[[th.Tensor, th.Tensor | None], th.Tensor]
     """
-    From gradients with respect to ``q_values``, and to the steps' ``values``, ``[T, B]`` (None for 0), to the one with
-    respect to the outputs of the critic's network, ``[N, O]``. The head's own parameters get theirs.
+    Maps the gradients with respect to ``q_values`` and to the steps' ``values``, ``[T, B]`` (None for 0), to the
+    gradient with respect to the outputs of the critic's network, ``[N, O]``, and adds those of the head's own parameters
+    to their ``grad``.
     """
 
 

@@ -123,8 +123,8 @@ class FlatParameters:
     def require_own(self, optimizer: th.optim.Optimizer) -> None:
         """
         :param optimizer: the module's
-        :raises ValueError: if the module's parameters are others by now, which no update would change, or the optimiser
-            is of others than the one that was made here, whose state could be saved and not loaded
+        :raises ValueError: if parameters were replaced since the policy was built, since no update would change the new
+            ones, or if the optimiser was replaced, since its state could be saved but not loaded
         """
         present = list(self._module.parameters())
         if list(map(id, present)) != list(map(id, self.parameters)):

@@ -1,5 +1,6 @@
 """ACER's policy: features -> recurrent module -> policy head and critic head."""
 
+import inspect
 import warnings
 from collections.abc import Callable, Mapping
 from functools import cache, partial
@@ -73,7 +74,7 @@ def _split_net_arch(net_arch: list[int] | Mapping[str, list[int]]) -> tuple[list
     if isinstance(net_arch, Mapping):
         unknown = set(net_arch) - {"pi", "qf", "vf"}
         if unknown or {"qf", "vf"} <= set(net_arch):
-            raise ValueError(f"net_arch must have the keys pi and qf, got {dict(net_arch)!r}")
+            raise ValueError(f"net_arch must have the keys pi and qf (or vf, its other name), got {dict(net_arch)!r}")
         return _widths(net_arch.get("pi", [])), _widths(net_arch.get("qf", net_arch.get("vf", [])))
     return _widths(net_arch), _widths(net_arch)
 
@@ -171,7 +172,8 @@ class ACERPolicy(PredictionInterface):
         check_kwargs("features_extractor_kwargs", features_extractor_kwargs, features_extractor_class)
         check_kwargs("lstm_kwargs", lstm_kwargs)
         without_closure = not issubclass(optimizer_class, (th.optim.LBFGS, th.optim.SparseAdam))
-        require(without_closure, "optimizer_class", "of dense gradients, and take steps by itself", optimizer_class)
+        rule = "one whose step needs neither sparse gradients nor a closure"
+        require(without_closure, "optimizer_class", rule, optimizer_class)
         check_kwargs("optimizer_kwargs", optimizer_kwargs, optimizer_class, ("params", "lr"))
         super().__init__(
             observation_space,
@@ -283,9 +285,11 @@ class ACERPolicy(PredictionInterface):
         options = self.recurrent_options
         options["lstm_hidden_size"] = check_integer("lstm_hidden_size", options["lstm_hidden_size"], 1, 2**16)
         options["n_lstm_layers"] = check_integer("n_lstm_layers", options["n_lstm_layers"], 1, 2**10)
-        if self.recurrent_class is Identity and list(options.values()) != [256, 1, False, True, None]:
+        defaults = inspect.signature(ACERPolicy).parameters
+        given = {name: value for name, value in options.items() if value != defaults[name].default}
+        if self.recurrent_class is Identity and given:
             raise ValueError(
-                f"recurrent_class must be set for the options of an LSTM, got {options!r} for {type(self).__name__}"
+                f"recurrent_class must be set for the options of an LSTM, got {given!r} for {type(self).__name__}"
             )
         if options["shared_lstm"]:
             require(not options["enable_critic_lstm"], "enable_critic_lstm", "False where shared_lstm is True", True)

@@ -168,7 +168,7 @@ class PredictionInterface(BasePolicy, ABC):
         """Two calls without a state: probably a loop that does not pass it on."""
         if begins and self._began and self.state_size:
             warnings.warn(
-                "predict was called twice without a state, so the recurrent policy remembers nothing: pass on what it "
+                "predict was called twice without a state, so the recurrent state was 0 both times: pass on what it "
                 "returns, action, state = model.predict(obs, state, episode_start), or give episode_start=[True] where "
                 "an episode begins",
                 stacklevel=5,

@@ -332,7 +332,6 @@ def set_parameters(policy: ACERPolicy, network: Network) -> None:
         assert module.bias is not None
         _set(module.bias, layer.bias)
     if network.lstm:
-        assert policy.pi_recurrent is not None
         policy.pi_recurrent.load_state_dict({name: th.from_numpy(array) for name, array in _lstm_state(network.lstm)})
 
 

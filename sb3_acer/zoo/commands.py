@@ -267,7 +267,7 @@ def tune(arguments: list[str]) -> None:
 def without_search(arguments: list[str]) -> list[str]:
     """
     :param arguments: of tune
-    :return: those that also are for training with a trial; a trial's number of steps is not
+    :return: those that ``train --trial-id`` takes too; not ``-n``, since a trial is shorter than training
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("-n", "--n-timesteps")
