@@ -34,8 +34,8 @@ class Judgement(NamedTuple):
     backward: Callable[[th.Tensor, th.Tensor | None], th.Tensor]
     """
     Maps the gradients with respect to ``q_values`` and to the steps' ``values``, ``[T, B]`` (None for 0), to the
-    gradient with respect to the outputs of the critic's network, ``[N, O]``, and adds those of the head's own parameters
-    to their ``grad``.
+    gradient with respect to the outputs of the critic's network, ``[N, O]``, and adds those of the head's own
+    parameters to their ``grad``.
     """
 
 

@@ -552,7 +552,7 @@ def test_what_acer_gives_itself_is_not_given_again() -> None:
 
 @pytest.mark.parametrize("optimizer_class", [th.optim.LBFGS, th.optim.SparseAdam])
 def test_optimizers_that_an_update_cannot_use_are_refused(optimizer_class: type[th.optim.Optimizer]) -> None:
-    with pytest.raises(ValueError, match="optimizer_class must be one whose step needs neither sparse .*, got"):
+    with pytest.raises(ValueError, match=r"optimizer_class must be one whose step needs neither sparse .*, got"):
         small(policy_kwargs={"optimizer_class": optimizer_class})
 
 
