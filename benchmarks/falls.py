@@ -25,7 +25,7 @@ from benchmarks import variants
 from benchmarks.forgetting import entry
 from benchmarks.tables import FALLS, RESULTS, Row, replace
 from sb3_acer import ACER
-from sb3_acer.buffer import SequenceBatch
+from sb3_acer.sequences import SequenceBatch
 from sb3_acer.update import Update
 
 ENVIRONMENT = "MiniGrid-GoToDoor-5x5-v0"
@@ -89,7 +89,7 @@ class Observer(Until):
         self.actions = stored.actions
 
         def statistics() -> th.Tensor:
-            return policy.statistics(stored.observations, stored.states, stored.ends, stored.masks)
+            return policy.statistics(stored)
 
         def observed(batch: SequenceBatch) -> Update:
             before, vectors = statistics(), th.cat([vector.detach() for vector in policy.flat.vectors])

@@ -12,11 +12,11 @@ from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_acer import ACER
-from sb3_acer.buffer import SequenceBatch
 from sb3_acer.demonstrations.cloning import behaviour_cloning
 from sb3_acer.demonstrations.dataset import ExpertDataset
 from sb3_acer.demonstrations.recording import generate_expert_traj
 from sb3_acer.policies import Evaluation
+from sb3_acer.sequences import SequenceBatch
 from sb3_acer.update import Update
 
 
@@ -67,7 +67,7 @@ class Gated(Variant):
 
         def sample_gated(*args: Any, **kwargs: Any) -> SequenceBatch:
             batch = sample(*args, **kwargs)
-            stats = policy.statistics(batch.observations, batch.states, batch.ends, batch.masks)
+            stats = policy.statistics(batch)
             return batch._replace(weights=batch.weights * (policy.family.kl(batch.behaviour, stats) <= self.limit))
 
         self.model.replay_buffer.sample = sample_gated  # type: ignore[method-assign]
@@ -161,7 +161,7 @@ class BoundedStep(Variant):
 
         def bounded(batch: SequenceBatch) -> Update:
             def statistics() -> th.Tensor:
-                return policy.statistics(batch.observations, batch.states, batch.ends, batch.masks)
+                return policy.statistics(batch)
 
             before, vectors = statistics(), [vector.detach().clone() for vector in policy.flat.vectors]
             made = update(batch)

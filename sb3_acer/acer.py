@@ -29,7 +29,7 @@ from sb3_acer.arguments import (
     explain_other_names,
     make_env,
 )
-from sb3_acer.buffer import SequenceBatch, SequenceReplayBuffer
+from sb3_acer.buffer import SequenceReplayBuffer
 from sb3_acer.checks import (
     check_boolean,
     check_device,
@@ -57,6 +57,7 @@ from sb3_acer.policies import (
 from sb3_acer.rollouts import Generators
 from sb3_acer.sb2_compat.interface import StableBaselinesInterface
 from sb3_acer.schedules import NamedSchedule, make_schedule
+from sb3_acer.sequences import SequenceBatch
 from sb3_acer.storage import FilePath, named, opened
 from sb3_acer.update import Settings, Update, compute_update, metrics
 
@@ -537,8 +538,7 @@ class ACER(StableBaselinesInterface):
     def _warm_up(self, batch: SequenceBatch) -> SequenceBatch:
         if not self.burn_in:
             return batch
-        states = self.policy.warm_up(batch.observations, batch.states, batch.ends[: self.burn_in])
-        return batch.after(self.burn_in, states)
+        return batch.after(self.burn_in, self.policy.warm_up(batch, self.burn_in))
 
     def update(self, batch: SequenceBatch) -> Update:
         """

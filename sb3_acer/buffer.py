@@ -4,7 +4,7 @@ import io
 import warnings
 from collections.abc import Iterable
 from copy import copy
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import psutil
@@ -18,71 +18,12 @@ from sb3_acer.checks import check_boolean, check_device, check_integer, require
 from sb3_acer.finite import LARGEST
 from sb3_acer.frames import FrameStack, make_frame_stack
 from sb3_acer.ring import Ring, bytes_needed
+from sb3_acer.sequences import SequenceBatch, by_key
 from sb3_acer.storage import read_state, write_state
 
 NumpyObs = np.ndarray | dict[str, np.ndarray]
 _INVALID = "<invalid actions>"  # where the ring has the masks, negated: a part of observations, 0 where all are valid
 SelfBuffer = TypeVar("SelfBuffer", bound="SequenceReplayBuffer")
-
-
-class SequenceBatch(NamedTuple):
-    """B sequences of T steps, time-major. On-policy and replayed sequences have the same form."""
-
-    observations: PyTorchObs
-    """``[T + 1, B, ...]``; the last row follows the last step"""
-    actions: th.Tensor
-    """actions as the policy sampled them, ``[T, B, D]``"""
-    behaviour: th.Tensor
-    """statistics of the distribution mu that the actions were sampled from, ``[T, B, P]``"""
-    rewards: th.Tensor
-    """``[T, B]``"""
-    terminated: th.Tensor
-    """whether the step ended its episode in a terminal state, bool, ``[T, B]``"""
-    truncated: th.Tensor
-    """whether the episode was truncated at the step, by a time limit or a reset from outside, bool, ``[T, B]``"""
-    final_observations: PyTorchObs
-    """observations that followed the truncated steps, ``[F, ...]``"""
-    final_steps: th.Tensor
-    """these steps, as t * B + b, ``[F]``"""
-    states: th.Tensor
-    """recurrent state of the behaviour policy at the first step, ``[B, W]``"""
-    weights: th.Tensor
-    """factors of the states' contributions to the gradient, 1 unless a buffer says otherwise, ``[T, B]``"""
-    slots: np.ndarray
-    """the slot of the buffer that each sequence is from, ``[B]``"""
-    envs: np.ndarray
-    """the environment that each sequence is from, ``[B]``"""
-    masks: th.Tensor | None = None
-    """whether actions are valid, bool, ``[T + 1, B, P]``; None if no masks are stored, and all are"""
-    final_masks: th.Tensor | None = None
-    """the same for the final observations, ``[F, P]``"""
-
-    @property
-    def ends(self) -> th.Tensor:
-        """whether the episode ended at the step, terminated or truncated, bool, ``[T, B]``"""
-        return self.terminated | self.truncated
-
-    def after(self, n_steps: int, states: th.Tensor) -> "SequenceBatch":
-        """
-        The same sequences without their first steps.
-
-        :param n_steps: number of steps to leave out
-        :param states: recurrent states after these steps, ``[B, W]``
-        """
-        first_row = n_steps * len(self.envs)
-        kept = self.final_steps >= first_row
-        return self._replace(
-            observations=_map(self.observations, lambda rows: rows[n_steps:]),
-            final_observations=_map(self.final_observations, lambda rows: rows[kept]),
-            final_steps=self.final_steps[kept] - first_row,
-            states=states,
-            masks=None if self.masks is None else self.masks[n_steps:],
-            final_masks=None if self.final_masks is None else self.final_masks[kept],
-            **{
-                name: getattr(self, name)[n_steps:]
-                for name in ("actions", "behaviour", "rewards", "terminated", "truncated", "weights")
-            },
-        )
 
 
 class SequenceReplayBuffer(ReplayBuffer):
@@ -232,8 +173,8 @@ class SequenceReplayBuffer(ReplayBuffer):
         """Observations and masks by the keys of the ring."""
         assert self._ring is not None
         if _INVALID not in self._ring.observations:
-            return _by_key(obs)
-        return {**_by_key(obs), _INVALID: np.False_ if masks is None else ~masks}
+            return by_key(obs)
+        return {**by_key(obs), _INVALID: np.False_ if masks is None else ~masks}
 
     def end_episodes(self) -> None:
         """
@@ -362,9 +303,9 @@ class SequenceReplayBuffer(ReplayBuffer):
     def _add_sequences(self, batch: SequenceBatch) -> None:
         """Add a rollout that does not continue the last one."""
         self.end_episodes()
-        observations = _by_key(batch.observations)
+        observations = by_key(batch.observations)
         following = {key: rows[1:].clone() for key, rows in observations.items()}
-        for key, finals in _by_key(batch.final_observations).items():
+        for key, finals in by_key(batch.final_observations).items():
             following[key].flatten(0, 1)[batch.final_steps] = finals
         masks, next_masks = batch.masks, None
         if masks is not None and batch.final_masks is not None:
@@ -449,7 +390,7 @@ class SequenceReplayBuffer(ReplayBuffer):
         """Read every finished slot once: a damaged one would stop training at any later time."""
         for slot in range(self.pos - self.size() // self.n_steps, self.pos):
             batch = self.gather(np.full(self.n_envs, slot), np.arange(self.n_envs), None, th.device("cpu"))
-            observations = *_by_key(batch.observations).values(), *_by_key(batch.final_observations).values()
+            observations = *by_key(batch.observations).values(), *by_key(batch.final_observations).values()
             for rows in (*observations, batch.actions, batch.behaviour, batch.rewards, batch.states):
                 is_finite = not rows.is_floating_point() or bool((rows.abs() <= LARGEST).all())
                 if not is_finite:
@@ -541,27 +482,15 @@ class SequenceReplayBuffer(ReplayBuffer):
     ) -> PyTorchObs:
         if env is not None and len(next(iter(columns.values()))):
             normalized = env.normalize_obs(self._from_keys({key: rows.cpu().numpy() for key, rows in columns.items()}))
-            columns = {key: th.from_numpy(rows) for key, rows in _by_key(normalized).items()}
+            columns = {key: th.from_numpy(rows) for key, rows in by_key(normalized).items()}
         observations: PyTorchObs = self._from_keys({key: rows.to(device) for key, rows in columns.items()})
         return observations
 
     def _from_keys(self, columns: dict[str, Any]) -> Any:
-        """The inverse of :func:`_by_key`."""
+        """The inverse of :func:`by_key`."""
         return columns if isinstance(self.observation_space, spaces.Dict) else columns[""]
 
 
 def _flags(behaviour: np.ndarray) -> spaces.Space[Any]:
     """One for each action of a state, or of each of its components."""
     return spaces.MultiBinary(behaviour.shape[-1])
-
-
-def _by_key(observations: Any) -> dict[str, Any]:
-    """Observations of a Dict space as they are, others under the key ""."""
-    return observations if isinstance(observations, dict) else {"": observations}
-
-
-def _map(observations: PyTorchObs, function: Any) -> Any:
-    """``function`` of observations, key by key where they are dicts."""
-    if isinstance(observations, dict):
-        return {key: function(rows) for key, rows in observations.items()}
-    return function(observations)

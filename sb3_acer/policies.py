@@ -4,7 +4,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Mapping
 from functools import cache, partial
-from typing import Any, ClassVar, Literal, NamedTuple, cast
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch as th
@@ -38,6 +38,7 @@ from sb3_acer.mlp import Chain, Pass, add_gradient
 from sb3_acer.parameters import FlatParameters
 from sb3_acer.prediction import PredictionInterface
 from sb3_acer.recurrent import GRU, LSTM, Identity, LayerNormLSTM, Recurrent
+from sb3_acer.sequences import SequenceBatch, map_observations
 
 
 class Evaluation(NamedTuple):
@@ -449,81 +450,57 @@ class ACERPolicy(PredictionInterface):
         stats = self._statistics(latent, masks)
         return stats, self.q_head.values(self._q_chain(q_latent), stats).unsqueeze(-1)
 
-    def statistics(
-        self, observations: PyTorchObs, states: th.Tensor, ends: th.Tensor, masks: th.Tensor | None = None
-    ) -> th.Tensor:
+    def statistics(self, batch: SequenceBatch) -> th.Tensor:
         """
-        :param observations: ``[T + 1, B, ...]``
-        :param states: recurrent states at the first step of each sequence, ``[B, W]``
-        :param ends: whether an episode ended at the step, bool, ``[T, B]``
-        :param masks: whether actions are valid, ``[T + 1, B, P]``; None if all are
+        :param batch: B sequences of T steps
         :return: statistics of pi(.|x_t), without gradients, ``[T, B, P]``
         """
+        ends, masks = batch.ends, batch.masks
         with th.no_grad():
-            rows = _map(lambda rows: rows[:-1].flatten(0, 1), observations)
+            rows = map_observations(lambda rows: rows[:-1].flatten(0, 1), batch.observations)
             latent = self.extract_features(rows, self.features_extractor)
             if self.state_size:
                 no_steps = th.zeros(0, dtype=th.int64, device=ends.device)
-                latent = self.pi_recurrent.sequence(latent, self._split(states)[0], ends[:-1], no_steps)
+                latent = self.pi_recurrent.sequence(latent, self._split(batch.states)[0], ends[:-1], no_steps)
             outputs = self._pi_chain.without_gradients(latent)
             stats = self.family.statistics(outputs, self.log_std, None if masks is None else masks[:-1].flatten(0, 1))
         return stats.view(*ends.shape, self.family.n_stats)
 
-    def warm_up(self, observations: PyTorchObs, states: th.Tensor, ends: th.Tensor) -> th.Tensor:
+    def warm_up(self, batch: SequenceBatch, n_steps: int) -> th.Tensor:
         """
-        :param observations: ``[T, B, ...]``; further rows are not read
-        :param states: recurrent states at the first step of each sequence, ``[B, W]``
-        :param ends: whether an episode ended at the step, bool, ``[T, B]``
-        :return: this policy's recurrent states after the T steps, without gradients, ``[B, W]``
+        :param batch: B sequences
+        :param n_steps: number of their first steps
+        :return: this policy's recurrent states after these steps, without gradients, ``[B, W]``
         """
-        training = self.training
+        states, ends, training = batch.states, batch.ends[:n_steps], self.training
         self.set_training_mode(False)  # as in acting: no dropout and no batch statistics in the features extractor
         with th.no_grad():
-            rows = _map(lambda rows: rows[: len(ends)].flatten(0, 1), observations)
+            rows = map_observations(lambda rows: rows[:n_steps].flatten(0, 1), batch.observations)
             features, q_features = (each.view(*ends.shape, -1) for each in self._features(rows))
             for step, of_step in enumerate(ends):
                 states = self._step(features[step], q_features[step], states)[2] * ~of_step.unsqueeze(-1)
         self.set_training_mode(training)
         return states
 
-    def evaluate(
-        self,
-        observations: PyTorchObs,
-        actions: th.Tensor,
-        states: th.Tensor,
-        ends: th.Tensor,
-        final_observations: PyTorchObs,
-        final_steps: th.Tensor,
-        n_samples: int,
-        rng: np.random.Generator,
-        masks: th.Tensor | None = None,
-        final_masks: th.Tensor | None = None,
-    ) -> Evaluation:
+    def evaluate(self, batch: SequenceBatch, n_samples: int, rng: np.random.Generator) -> Evaluation:
         """
         Policy and critic on sequences, in one forward pass of all their rows.
 
-        :param observations: ``[T + 1, B, ...]``
-        :param actions: the actions taken, ``[T, B, D]``
-        :param states: recurrent states at the first step of each sequence, ``[B, W]``
-        :param ends: whether an episode ended at the step, bool, ``[T, B]``
-        :param final_observations: observations that followed the truncated steps, ``[F, ...]``
-        :param final_steps: these steps, as t * B + b, ``[F]``
+        :param batch: B sequences of T steps
         :param n_samples: number of actions to sample in each state where they cannot be enumerated (K)
         :param rng: the source of the samples
-        :param masks: whether actions are valid, ``[T + 1, B, P]``; None if all are
-        :param final_masks: the same for the final observations, ``[F, P]``
         :return: what an update needs of policy and critic, and the backward pass
         """
-        n_steps, n_sequences = actions.shape[:2]
-        rows = _map(_stack_rows, observations, final_observations)
-        latent, q_latent = self._features(rows)
+        (n_steps, n_sequences), final_steps = batch.actions.shape[:2], batch.final_steps
+        latent, q_latent = self._features(map_observations(_stack_rows, batch.observations, batch.final_observations))
         if self.state_size:
-            latent, q_latent = self._sequence(latent, q_latent, states, ends, final_steps)
+            latent, q_latent = self._sequence(latent, q_latent, batch.states, batch.ends, final_steps)
+        masks, final_masks = batch.masks, batch.final_masks
         of_rows = None if masks is None or final_masks is None else _stack_rows(masks, final_masks)
         with th.inference_mode():
             passes = Pass(self._pi_chain, latent), Pass(self._q_chain, q_latent)
             stats = self.family.statistics(passes[0].output, self.log_std, of_rows)
-            judgement = self.q_head.forward(passes[1].output, stats, actions, n_samples, rng)
+            judgement = self.q_head.forward(passes[1].output, stats, batch.actions, n_samples, rng)
 
             n_rows = n_steps * n_sequences
             next_values = judgement.values[n_sequences : n_rows + n_sequences]
@@ -583,14 +560,6 @@ def _has_bfloat16(device_type: str) -> bool:
     if device_type == "cuda":
         return bool(th.cuda.is_bf16_supported(including_emulation=False))
     return device_type == "cpu" and bool(th.cpu._is_avx512_bf16_supported() or th.cpu._is_amx_tile_supported())
-
-
-def _map(function: Callable[..., th.Tensor], *observations: PyTorchObs) -> PyTorchObs:
-    """``function`` of observations, key by key where they are dicts."""
-    first = observations[0]
-    if isinstance(first, dict):
-        return {key: function(*(cast(dict[str, th.Tensor], each)[key] for each in observations)) for key in first}
-    return function(*observations)
 
 
 def _stack_rows(rows: th.Tensor, finals: th.Tensor) -> th.Tensor:

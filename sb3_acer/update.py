@@ -10,7 +10,6 @@ import numpy as np
 import torch as th
 from stable_baselines3.common.utils import explained_variance
 
-from sb3_acer.buffer import SequenceBatch
 from sb3_acer.distributions import Family
 from sb3_acer.estimators import (
     correction_gain,
@@ -24,6 +23,7 @@ from sb3_acer.estimators import (
     value_target,
 )
 from sb3_acer.policies import ACERPolicy, Evaluation
+from sb3_acer.sequences import SequenceBatch
 
 
 class Settings(NamedTuple):
@@ -89,31 +89,14 @@ def compute_update(
     :return: the update; ``update.evaluation.backward(*update.gradients)`` carries it to the parameters
     """
     # One forward pass of policy and critic over all rows, one of the average policy.
-    ends = batch.ends
-    evaluation = policy.evaluate(
-        batch.observations,
-        batch.actions,
-        batch.states,
-        ends,
-        batch.final_observations,
-        batch.final_steps,
-        settings.n_action_samples,
-        rng,
-        batch.masks,
-        batch.final_masks,
-    )
-    average = average_policy.statistics(batch.observations, batch.states, ends, batch.masks)
+    evaluation = policy.evaluate(batch, settings.n_action_samples, rng)
+    average = average_policy.statistics(batch)
     with th.inference_mode():  # no backward pass goes through the rest; recording one takes a tenth of an update
-        return _gradients(policy.family, evaluation, average, batch, ends, settings)
+        return _make_update(policy.family, evaluation, average, batch, settings)
 
 
-def _gradients(
-    family: Family,
-    evaluation: Evaluation,
-    average: th.Tensor,
-    batch: SequenceBatch,
-    ends: th.Tensor,
-    settings: Settings,
+def _make_update(
+    family: Family, evaluation: Evaluation, average: th.Tensor, batch: SequenceBatch, settings: Settings
 ) -> Update:
     """See :func:`compute_update`."""
     c = settings.correction_term
@@ -121,7 +104,7 @@ def _gradients(
     ratio, candidate_ratios = family.ratios(stats, batch.behaviour, batch.actions, evaluation.candidates)
 
     # Targets: Q^ret for the critic, and for the policy where actions are enumerated; else Q^opc.
-    discounts, continues = settings.gamma * ~batch.terminated, ~ends
+    discounts, continues = settings.gamma * ~batch.terminated, ~batch.ends
     steps = (batch.rewards, discounts, evaluation.next_values, q_values)
     root = family.trace_root if batch.masks is None else family.trace_roots(batch.masks[:-1])
     traces = retrace_traces(ratio, root)

@@ -14,11 +14,11 @@ import torch as th
 from gymnasium import spaces
 from torch import nn
 
-from sb3_acer.buffer import SequenceBatch
 from sb3_acer.distributions import EPSILON, MAX_LOG_RATIO
 from sb3_acer.heads import QHead
 from sb3_acer.policies import ACERPolicy
 from sb3_acer.recurrent import GRU, LSTM, Gated, Identity, Recurrent
+from sb3_acer.sequences import SequenceBatch
 from sb3_acer.update import Settings
 
 Space = spaces.Space[Any]

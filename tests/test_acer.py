@@ -38,8 +38,8 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from sb3_acer import ACER, SequenceReplayBuffer
 from sb3_acer.arguments import OTHER_NAMES
-from sb3_acer.buffer import SequenceBatch
 from sb3_acer.recurrent import LSTM
+from sb3_acer.sequences import SequenceBatch
 from sb3_acer.update import Update, metrics
 from tests.helpers import Catch, Constant, Integers, Recall, Recorder, TMaze
 
@@ -1182,7 +1182,7 @@ def recurrent_agent(env: Any = None, policy: str = "MlpLstmPolicy", **changes: A
 
 
 def behaviour_of(model: ACER, batch: SequenceBatch) -> th.Tensor:
-    return model.policy.statistics(batch.observations, batch.states, batch.ends)
+    return model.policy.statistics(batch)
 
 
 def assert_replay_reproduces_the_behaviour(model: ACER) -> SequenceBatch:

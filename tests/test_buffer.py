@@ -28,7 +28,7 @@ from stable_baselines3.common.save_util import load_from_pkl, save_to_pkl
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from sb3_acer import SequenceReplayBuffer
-from sb3_acer.buffer import SequenceBatch
+from sb3_acer.sequences import SequenceBatch
 from sb3_acer.storage import write_state
 
 Array = npt.NDArray[Any]

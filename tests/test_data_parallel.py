@@ -17,9 +17,9 @@ from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecNormalize
 
 from sb3_acer import ACER, checkpoint
-from sb3_acer.buffer import SequenceBatch
 from sb3_acer.checkpoint import find_checkpoint
 from sb3_acer.distributed import RankError
+from sb3_acer.sequences import SequenceBatch
 from sb3_acer.shared_memory import Board
 from tests.helpers import NormalisedFeatures, Recorder
 from tests.ranks import Raised, on_ranks

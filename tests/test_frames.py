@@ -17,9 +17,9 @@ from stable_baselines3.common.envs import FakeImageEnv
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecFrameStack, VecNormalize
 
 from sb3_acer import ACER, SequenceReplayBuffer
-from sb3_acer.buffer import SequenceBatch
 from sb3_acer.columns import Column, FrameColumn, Places
 from sb3_acer.frames import FrameStack, find_frame_stack
+from sb3_acer.sequences import SequenceBatch
 from tests.helpers import Recorder
 
 ACTIONS = spaces.Discrete(3)

@@ -15,7 +15,6 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb3_acer import ACER
-from sb3_acer.buffer import SequenceBatch
 from sb3_acer.distributions import EPSILON, DiagonalGaussian
 from sb3_acer.estimators import (
     correction_gain,
@@ -27,6 +26,7 @@ from sb3_acer.estimators import (
 )
 from sb3_acer.heads import DuelingHead
 from sb3_acer.policies import ACERPolicy
+from sb3_acer.sequences import SequenceBatch
 from sb3_acer.update import Update, metrics
 
 GOLDEN = Path(__file__).parent / "golden"

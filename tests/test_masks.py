@@ -27,9 +27,9 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecFrameStack, VecNormalize
 
 from sb3_acer import ACER, ExpertDataset, generate_expert_traj
-from sb3_acer.buffer import SequenceBatch
 from sb3_acer.distributions import make_family
 from sb3_acer.policies import ACERPolicy, MlpPolicy
+from sb3_acer.sequences import SequenceBatch
 from sb3_acer.update import Settings, Update, compute_update
 from tests.helpers import Constant, close, normal
 
@@ -391,7 +391,7 @@ def assert_replay_gives_back_what_acted(agent: ACER, env: VecNormalize | None = 
     batch = every_sequence(agent, env)
     for policy in (agent.policy, agent.average_policy):
         policy.load_state_dict(agent.policy.state_dict())
-        stats = policy.statistics(batch.observations, batch.states, batch.ends, batch.masks)
+        stats = policy.statistics(batch)
         close(stats, batch.behaviour, 1e-6)
 
 

@@ -6,7 +6,7 @@ import math
 import weakref
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,6 +27,7 @@ from sb3_acer.policies import (
     MultiInputPolicy,
 )
 from sb3_acer.recurrent import LSTM, LayerNormLSTM
+from sb3_acer.sequences import SequenceBatch
 
 Space = spaces.Space[Any]
 Obs = th.Tensor | dict[str, th.Tensor]
@@ -116,18 +117,24 @@ def fold(rows: Obs, *shape: int) -> Obs:
     return rows.view(*shape, *rows.shape[1:])
 
 
-class Sequences(NamedTuple):
-    """What :meth:`ACERPolicy.evaluate` wants to know."""
+def sequences_of(
+    observations: Obs,
+    actions: th.Tensor,
+    states: th.Tensor,
+    ends: th.Tensor,
+    final_observations: Obs,
+    final_steps: th.Tensor,
+) -> SequenceBatch:
+    """A batch with what :meth:`ACERPolicy.evaluate` reads of it."""
+    zeros, envs = th.zeros(ends.shape), np.arange(ends.shape[1])
+    mu = zeros.unsqueeze(-1)
+    flags = ends & False, ends
+    return SequenceBatch(
+        observations, actions, mu, zeros, *flags, final_observations, final_steps, states, zeros + 1, envs, envs
+    )
 
-    observations: Obs
-    actions: th.Tensor
-    states: th.Tensor
-    ends: th.Tensor
-    final_observations: Obs
-    final_steps: th.Tensor
 
-
-def sequences(policy: ACERPolicy, n_steps: int = 4, n_sequences: int = 3) -> Sequences:
+def sequences(policy: ACERPolicy, n_steps: int = 4, n_sequences: int = 3) -> SequenceBatch:
     """With two truncated steps, the last of a sequence among them."""
     n_rows = (n_steps + 1) * n_sequences
     every = rows_of(policy.observation_space, n_rows + 2)
@@ -138,7 +145,7 @@ def sequences(policy: ACERPolicy, n_steps: int = 4, n_sequences: int = 3) -> Seq
     ends = th.zeros(n_steps, n_sequences, dtype=th.bool)
     truncated = th.tensor([min(1, n_steps - 1), n_steps * n_sequences - 1])
     ends.view(-1)[truncated] = True
-    return Sequences(
+    return sequences_of(
         fold(pick(every, slice(n_rows)), n_steps + 1, n_sequences),
         actions.view(n_steps, n_sequences, -1),
         th.zeros(n_sequences, policy.state_size),
@@ -159,8 +166,8 @@ def zero_states(policy: ACERPolicy, rows: Obs) -> th.Tensor:
     return th.zeros(len(some), policy.state_size)
 
 
-def evaluate(policy: ACERPolicy, given: Sequences, n_samples: int = 3, seed: int = 0) -> Evaluation:
-    return policy.evaluate(*given, n_samples, np.random.default_rng(seed))
+def evaluate(policy: ACERPolicy, given: SequenceBatch, n_samples: int = 3, seed: int = 0) -> Evaluation:
+    return policy.evaluate(given, n_samples, np.random.default_rng(seed))
 
 
 def close(actual: th.Tensor, expected: th.Tensor, tolerance: float = 1e-5) -> None:
@@ -179,7 +186,7 @@ def test_one_pass_over_all_rows_equals_one_for_each_row(observation_space: Space
     n_sequences = given.actions.shape[1]
     for step, (t, b) in enumerate(itertools.product(*map(range, given.actions.shape[:2]))):
         truncated = given.final_steps == t * n_sequences + b
-        row = Sequences(
+        row = sequences_of(
             pick(given.observations, slice(t, t + 2), slice(b, b + 1)),
             given.actions[t : t + 1, b : b + 1],
             given.states[b : b + 1],
@@ -187,7 +194,7 @@ def test_one_pass_over_all_rows_equals_one_for_each_row(observation_space: Space
             pick(given.final_observations, truncated),
             th.zeros(int(truncated.sum()), dtype=th.int64),
         )
-        alone = policy.evaluate(*row, 3, rng)
+        alone = policy.evaluate(row, 3, rng)
         for name, of_all, of_one in zip(Evaluation._fields[:-1], whole[:-1], alone[:-1], strict=True):
             assert of_all[t, b].shape == of_one[0, 0].shape, name
             close(of_all[t, b], of_one[0, 0])
@@ -247,7 +254,7 @@ def test_the_mean_q_of_sampled_actions_is_the_value_of_the_state(action_space: S
     policy, n = make(VECTOR, action_space), 4000
     observations = rows_of(VECTOR, 2)
     assert isinstance(observations, th.Tensor)
-    given = Sequences(
+    given = sequences_of(
         observations.unsqueeze(1).expand(-1, n, -1),
         th.zeros(1, n, policy.family.n_components, dtype=policy.family.action_dtype),
         th.zeros(n, 0),
@@ -379,7 +386,7 @@ def test_a_backward_pass_releases_the_activations_and_cannot_be_repeated() -> No
 def test_statistics_are_those_of_the_networks_without_shortcuts(observation_space: Space, action_space: Space) -> None:
     policy = make(observation_space, action_space, use_bfloat16=False)
     given = sequences(policy)
-    stats = policy.statistics(given.observations, given.states, given.ends)
+    stats = policy.statistics(given)
     assert not stats.requires_grad
     for t in range(4):
         rows = pick(given.observations, t)
@@ -474,7 +481,7 @@ def test_dict_observations_are_their_parts_side_by_side() -> None:
 def test_the_probabilities_of_each_factor_sum_to_one(action_space: Space, recurrence: dict[str, Any]) -> None:
     policy = make(VECTOR, action_space, log_std_init=-0.7, **recurrence)
     given = sequences(policy)
-    stats = policy.statistics(given.observations, given.states, given.ends)
+    stats = policy.statistics(given)
     if isinstance(action_space, spaces.Box):
         close(stats[..., 2:], th.full_like(stats[..., 2:], math.exp(-0.7)))
         return
@@ -569,7 +576,7 @@ def test_the_methods_of_sb3s_policies_agree_with_an_evaluation(action_space: Spa
     assert isinstance(rows, th.Tensor)
     stats, after = policy.step(rows[0], states)
     actions = policy.family.sample(stats.detach(), th.rand(6, policy.family.n_components, dtype=th.float64))
-    given = Sequences(rows, actions.unsqueeze(0), states, th.zeros(1, 6) > 0, rows[:0, 0], th.zeros(0).long())
+    given = sequences_of(rows, actions.unsqueeze(0), states, th.zeros(1, 6) > 0, rows[:0, 0], th.zeros(0).long())
     found = evaluate(policy, given)
     close(found.stats[0], stats)
     log_prob, entropy = policy.family.log_prob(stats, actions), policy.family.entropy(stats)

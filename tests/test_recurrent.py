@@ -28,6 +28,7 @@ from sb3_acer.policies import (
     MultiInputLstmPolicy,
 )
 from sb3_acer.recurrent import GRU, LSTM, Gated, Identity, LayerNormLSTM, make_segments
+from sb3_acer.sequences import SequenceBatch
 from tests.helpers import close, normal
 from tests.reference import recurrent_step
 from tests.test_policies import (
@@ -35,7 +36,6 @@ from tests.test_policies import (
     OBSERVATIONS,
     VECTOR,
     Obs,
-    Sequences,
     Space,
     constant,
     evaluate,
@@ -44,6 +44,7 @@ from tests.test_policies import (
     make,
     pick,
     rows_of,
+    sequences_of,
     stats_of,
 )
 
@@ -355,7 +356,7 @@ def recurrent_policy(
     return policy
 
 
-def a_slot(policy: ACERPolicy, given: Endings) -> Sequences:
+def a_slot(policy: ACERPolicy, given: Endings) -> SequenceBatch:
     """Sequences that begin in the midst of episodes."""
     (n_steps, n_sequences), n_finals = given.ends.shape, len(given.final_steps)
     n_rows = (n_steps + 1) * n_sequences
@@ -364,7 +365,7 @@ def a_slot(policy: ACERPolicy, given: Endings) -> Sequences:
     noise = th.from_numpy(policy.family.noise(rng, n_steps * n_sequences))
     with th.no_grad():
         actions = policy.family.sample(stats_of(policy, pick(every, slice(n_steps * n_sequences))), noise)
-    return Sequences(
+    return sequences_of(
         shaped(pick(every, slice(n_rows)), n_steps + 1, n_sequences),
         actions.view(n_steps, n_sequences, -1),
         0.5 * normal(rng, n_sequences, policy.state_size).float(),
@@ -389,7 +390,7 @@ class Walk(NamedTuple):
     before: th.Tensor  # recurrent states before each step and after the last, [T + 1, B, W]
 
 
-def walk(policy: ACERPolicy, given: Sequences) -> Walk:
+def walk(policy: ACERPolicy, given: SequenceBatch) -> Walk:
     n_steps, n_sequences = given.ends.shape
     stats, values, next_values, before = [], [], [], [given.states]
     for t in range(n_steps):
@@ -408,14 +409,14 @@ def walk(policy: ACERPolicy, given: Sequences) -> Walk:
     return Walk(*map(th.stack, (stats, values, next_values, before)))
 
 
-def assert_steps_equal_the_sequence(policy: ACERPolicy, given: Sequences) -> None:
+def assert_steps_equal_the_sequence(policy: ACERPolicy, given: SequenceBatch) -> None:
     with th.no_grad():
         found, expected = evaluate(policy, given), walk(policy, given)
     for name in ("stats", "values", "next_values"):
         close(getattr(found, name), getattr(expected, name), 1e-5)
-    close(policy.statistics(given.observations, given.states, given.ends), expected.stats, 1e-5)
+    close(policy.statistics(given), expected.stats, 1e-5)
     for n in range(1, len(given.ends) + 1):
-        close(policy.warm_up(given.observations, given.states, given.ends[:n]), expected.before[n], 1e-5)
+        close(policy.warm_up(given, n), expected.before[n], 1e-5)
 
 
 @every_combination
@@ -460,7 +461,7 @@ def test_each_step_is_evaluated_as_if_alone_from_its_recurrent_state(
     rng = np.random.default_rng(0)  # what is drawn row by row is what is drawn at once
     for t, b in itertools.product(range(5), range(3)):
         truncated = given.final_steps == t * 3 + b
-        row = Sequences(
+        row = sequences_of(
             pick(given.observations, slice(t, t + 2), slice(b, b + 1)),
             given.actions[t : t + 1, b : b + 1],
             before[t, b : b + 1],
@@ -468,7 +469,7 @@ def test_each_step_is_evaluated_as_if_alone_from_its_recurrent_state(
             pick(given.final_observations, truncated),
             th.zeros(int(truncated.sum()), dtype=th.int64),
         )
-        alone = policy.evaluate(*row, 3, rng)
+        alone = policy.evaluate(row, 3, rng)
         for name, of_all, of_one in zip(Evaluation._fields[:-1], whole[:-1], alone[:-1], strict=True):
             assert of_all[t, b].shape == of_one[0, 0].shape, name
             close(of_all[t, b], of_one[0, 0], 1e-5)
@@ -485,7 +486,7 @@ def test_warming_up_equals_acting_and_has_no_dropout() -> None:
     given = a_slot(policy, some_endings(5, 3))
     expected = walk(policy, given).before.detach()
     policy.set_training_mode(True)
-    close(policy.warm_up(given.observations, given.states, given.ends[:3]), expected[3], 1e-5)
+    close(policy.warm_up(given, 3), expected[3], 1e-5)
     assert policy.training
 
 
@@ -518,7 +519,8 @@ def test_gradients_through_time_equal_those_of_single_steps(
     for t in range(5):
         now = slice(t, t + 1)
         rows = pick(given.observations, slice(t, t + 2)), given.actions[now], states, given.ends[now]
-        steps.append(policy.evaluate(*rows, th.zeros(0, 3), th.zeros(0, dtype=th.int64), 3, rng))
+        batch = sequences_of(*rows, th.zeros(0, 3), th.zeros(0, dtype=th.int64))
+        steps.append(policy.evaluate(batch, 3, rng))
         states = policy.step(pick(given.observations, t), states)[1] * ~given.ends[t].unsqueeze(-1)
     at_once = evaluate(policy, given)
     outputs = at_once.stats, at_once.q_values, at_once.values

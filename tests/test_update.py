@@ -19,10 +19,10 @@ from stable_baselines3.common.logger import KVWriter, Logger
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_acer import ACER, SequenceReplayBuffer
-from sb3_acer.buffer import SequenceBatch
 from sb3_acer.distributions import DiagonalGaussian, Family
 from sb3_acer.policies import ACERPolicy, MlpPolicy
 from sb3_acer.recurrent import GRU, LSTM, Recurrent
+from sb3_acer.sequences import SequenceBatch
 from sb3_acer.update import Settings, Update, compute_update, metrics
 from tests import reference
 from tests.helpers import NormalisedFeatures, close, normal

@@ -17,6 +17,7 @@ from sb3_acer.demonstrations.dataset import ExpertDataset
 from sb3_acer.demonstrations.recording import generate_expert_traj
 from tests.demonstrations.conftest import SPACES, Shows, an_agent, expert_of, old_arrays, quiet
 from tests.helpers import Recorder
+from tests.test_policies import sequences_of
 
 
 @pytest.mark.parametrize("action_space", SPACES, ids=str)
@@ -140,7 +141,9 @@ def test_a_recurrent_clones_loss_is_that_of_whole_trajectories(capsys: pytest.Ca
     obs = th.from_numpy(np.concatenate((arrays["obs"], arrays["obs"][:1])))[:, np.newaxis]
     ends = th.zeros(15, 1, dtype=th.bool)
     ends[6] = ends[14] = True
-    stats = model.policy.statistics(obs, th.zeros(1, model.policy.state_size), ends)
+    no_finals = obs[:0, 0], th.zeros(0, dtype=th.int64)
+    states, actions = th.zeros(1, model.policy.state_size), th.zeros(15, 1, 1)
+    stats = model.policy.statistics(sequences_of(obs, actions, states, ends, *no_finals))
     expected = -model.policy.family.log_prob(stats[:, 0], th.from_numpy(arrays["actions"])).mean()
     behaviour_cloning(model, quiet(arrays, train_fraction=1.0), 1, 0.0)
     loss = capsys.readouterr().out.split("training loss ")[1].split(",")[0]

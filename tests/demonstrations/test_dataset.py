@@ -246,7 +246,7 @@ def test_a_recurrent_agents_memory_at_each_sequence_is_replayed() -> None:
             np.testing.assert_allclose(batch.states, before, atol=1e-6)
         _, state = model.predict(arrays["obs"][step : step + 1], state, start)
     batch = model.replay_buffer.latest()
-    stats = model.policy.statistics(batch.observations, batch.states, batch.ends)
+    stats = model.policy.statistics(batch)
     np.testing.assert_allclose(batch.behaviour, stats, rtol=1e-4)
 
 
