@@ -214,20 +214,25 @@ class Family(ABC):
         return _gradient(gain, stats, actions, weights)
 
     def gain_gradient(
-        self, stats: th.Tensor, actions: th.Tensor, weight: th.Tensor, candidates: th.Tensor, weights: th.Tensor
+        self,
+        stats: th.Tensor,
+        actions: th.Tensor,
+        factor: th.Tensor,
+        candidates: th.Tensor,
+        candidate_factors: th.Tensor,
     ) -> th.Tensor:
         """
-        Gradient of weight log pi(actions | x) + sum_k weights_k log pi(candidates_k | x), see :meth:`score`.
+        Gradient of factor log pi(actions | x) + sum_k candidate_factors_k log pi(candidates_k | x), see :meth:`score`.
 
         :param stats: ``[..., P]``
         :param actions: the actions taken, ``[..., D]``
-        :param weight: their weight, ``[...]``
+        :param factor: ``[...]``
         :param candidates: ``[..., K, D]``
-        :param weights: the candidates' weights, ``[..., K]``
+        :param candidate_factors: ``[..., K]``
         :return: ``[..., P]``
         """
         every = th.cat((actions.unsqueeze(-2), candidates), -2)
-        return self.score(stats, every, th.cat((weight.unsqueeze(-1), weights), -1))
+        return self.score(stats, every, th.cat((factor.unsqueeze(-1), candidate_factors), -1))
 
     def noise(self, rng: np.random.Generator, *shape: int) -> np.ndarray:
         """
@@ -499,9 +504,14 @@ class Enumerated(Categorical):
         return ratios.gather(-1, actions).squeeze(-1), ratios
 
     def gain_gradient(
-        self, stats: th.Tensor, actions: th.Tensor, weight: th.Tensor, candidates: th.Tensor, weights: th.Tensor
+        self,
+        stats: th.Tensor,
+        actions: th.Tensor,
+        factor: th.Tensor,
+        candidates: th.Tensor,
+        candidate_factors: th.Tensor,
     ) -> th.Tensor:
-        return weights.scatter_add(-1, actions, weight.unsqueeze(-1)) / (stats + EPSILON)
+        return candidate_factors.scatter_add(-1, actions, factor.unsqueeze(-1)) / (stats + EPSILON)
 
 
 def _softmax_backward(probabilities: th.Tensor, gradient: th.Tensor) -> th.Tensor:

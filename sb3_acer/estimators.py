@@ -76,7 +76,7 @@ def _solve(weights: th.Tensor, offsets: th.Tensor) -> th.Tensor:
     return solution.squeeze(-1).t()
 
 
-def truncated_weight(ratio: th.Tensor, advantage: th.Tensor, c: float) -> th.Tensor:
+def truncated_factor(ratio: th.Tensor, advantage: th.Tensor, c: float) -> th.Tensor:
     r"""
     The factor of log pi(a_t | x_t) in :func:`truncated_gain`: :math:`\min(c, \rho_t) A_t`.
 
@@ -88,7 +88,7 @@ def truncated_weight(ratio: th.Tensor, advantage: th.Tensor, c: float) -> th.Ten
     return ratio.clamp(max=c) * advantage
 
 
-def correction_weights(weights: th.Tensor, ratios: th.Tensor, advantages: th.Tensor, c: float) -> th.Tensor:
+def correction_factors(weights: th.Tensor, ratios: th.Tensor, advantages: th.Tensor, c: float) -> th.Tensor:
     r"""
     The factors of the candidates' log pi(a | x_t) in :func:`correction_gain`:
     :math:`w_a \left[ 1 - c / \rho(a) \right]_+ A(a)`.
@@ -109,12 +109,12 @@ def truncated_gain(log_prob: th.Tensor, ratio: th.Tensor, advantage: th.Tensor, 
     :math:`\min(c, \rho_t) A_t \log \pi(a_t | x_t)`.
 
     :param log_prob: log pi of the actions taken, ``[T, B]``; gradients flow through it
-    :param ratio: see :func:`truncated_weight`
-    :param advantage: see :func:`truncated_weight`
+    :param ratio: see :func:`truncated_factor`
+    :param advantage: see :func:`truncated_factor`
     :param c: truncation constant, >= 0
     :return: ``[T, B]``
     """
-    return truncated_weight(ratio, advantage, c) * log_prob
+    return truncated_factor(ratio, advantage, c) * log_prob
 
 
 def correction_gain(
@@ -128,13 +128,13 @@ def correction_gain(
     unbiased estimate.
 
     :param log_probs: log pi of the candidates, ``[T, B, K]``; gradients flow through them
-    :param weights: see :func:`correction_weights`
-    :param ratios: see :func:`correction_weights`
-    :param advantages: see :func:`correction_weights`
+    :param weights: see :func:`correction_factors`
+    :param ratios: see :func:`correction_factors`
+    :param advantages: see :func:`correction_factors`
     :param c: truncation constant, >= 0
     :return: ``[T, B]``
     """
-    return (correction_weights(weights, ratios, advantages, c) * log_probs).sum(-1)
+    return (correction_factors(weights, ratios, advantages, c) * log_probs).sum(-1)
 
 
 def trust_region(g: th.Tensor, k: th.Tensor, delta: float) -> th.Tensor:

@@ -12,13 +12,13 @@ from stable_baselines3.common.utils import explained_variance
 
 from sb3_acer.distributions import Family
 from sb3_acer.estimators import (
+    correction_factors,
     correction_gain,
-    correction_weights,
     critic_gradient,
     off_policy_returns,
     retrace_traces,
+    truncated_factor,
     truncated_gain,
-    truncated_weight,
     trust_region,
     value_target,
 )
@@ -114,9 +114,9 @@ def _make_update(
     # Policy: the gradient of each state's gain with respect to its statistics, within the trust region.
     advantage = returns - values
     candidate_advantages = evaluation.candidate_values - values.unsqueeze(-1)
-    weight = truncated_weight(ratio, advantage, c)
-    weights = correction_weights(evaluation.weights, candidate_ratios, candidate_advantages, c)
-    g = family.gain_gradient(stats, batch.actions, weight, evaluation.candidates, weights)
+    factor = truncated_factor(ratio, advantage, c)
+    candidate_factors = correction_factors(evaluation.weights, candidate_ratios, candidate_advantages, c)
+    g = family.gain_gradient(stats, batch.actions, factor, evaluation.candidates, candidate_factors)
     g = g.add(family.entropy_gradient(stats), alpha=settings.ent_coef)
     k = family.kl_gradient(average, stats)
     z = g if settings.delta is None else trust_region(g, k, settings.delta)

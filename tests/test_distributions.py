@@ -23,7 +23,7 @@ from sb3_acer.distributions import (
     Family,
     make_family,
 )
-from sb3_acer.estimators import correction_weights, truncated_weight
+from sb3_acer.estimators import correction_factors, truncated_factor
 from tests.helpers import close, normal, uniform
 from tests.reference import factors, sizes
 
@@ -757,9 +757,9 @@ def test_truncation_plus_correction_is_unbiased(space: Space, c: float, rng: np.
     actions = family.sample(mu, th.from_numpy(family.noise(rng, n)))
     candidates = family.sample(pi.unsqueeze(1), th.from_numpy(family.noise(rng, n, n_candidates)))
     ratio, ratios = family.ratios(pi, mu, actions, candidates)
-    weight = truncated_weight(ratio, advantages_of(family, actions, linear, squared), c)
+    weight = truncated_factor(ratio, advantages_of(family, actions, linear, squared), c)
     shares = th.full((n, n_candidates), 1 / n_candidates, dtype=th.float64)
-    weights = correction_weights(shares, ratios, advantages_of(family, candidates, linear, squared), c)
+    weights = correction_factors(shares, ratios, advantages_of(family, candidates, linear, squared), c)
 
     def deviation(weight: th.Tensor, weights: th.Tensor) -> th.Tensor:
         """Of the mean gradient from the expected one, in standard errors."""

@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sb3_acer.estimators import (
+    correction_factors,
     correction_gain,
-    correction_weights,
     critic_gradient,
     dueling,
     off_policy_returns,
     retrace_traces,
+    truncated_factor,
     truncated_gain,
-    truncated_weight,
     trust_region,
     value_target,
 )
@@ -313,7 +313,7 @@ def test_gains_equal_the_scalar_oracle(seed: int, c: float) -> None:
 
 def test_the_correction_of_an_impossible_action_is_zero_without_truncation_too() -> None:
     """At c = 0 its weight max(0, (rho - c) / rho) has no value at rho = 0."""
-    weights = correction_weights(th.tensor([0.0, 1.0]), th.tensor([0.0, 0.5]), th.ones(2), 0.0)
+    weights = correction_factors(th.tensor([0.0, 1.0]), th.tensor([0.0, 0.5]), th.ones(2), 0.0)
     assert weights.tolist() == [0, 1]
 
 
@@ -323,10 +323,10 @@ def test_gradients_of_gains_are_their_weights(c: float) -> None:
     log_probs = (-uniform(rng, 4, 3, 5)).requires_grad_()
     weights, ratios, advantages = uniform(rng, 4, 3, 5), (3 * normal(rng, 4, 3, 5)).exp(), normal(rng, 4, 3, 5)
     (gradient,) = th.autograd.grad(correction_gain(log_probs, weights, ratios, advantages, c).sum(), log_probs)
-    close(gradient, correction_weights(weights, ratios, advantages, c))
+    close(gradient, correction_factors(weights, ratios, advantages, c))
     log_prob, ratio, advantage = log_probs[..., 0], ratios[..., 0], advantages[..., 0]
     (gradient,) = th.autograd.grad(truncated_gain(log_prob, ratio, advantage, c).sum(), log_prob)
-    close(gradient, truncated_weight(ratio, advantage, c))
+    close(gradient, truncated_factor(ratio, advantage, c))
 
 
 def expected_gradients(
@@ -507,8 +507,8 @@ def test_the_dueling_estimate_equals_the_scalar_oracle_for_one_action_and_for_ma
 # With the trailing axes of each function's arguments, [T, B] before them.
 FUNCTIONS: dict[str, tuple[Callable[..., th.Tensor], list[list[int]]]] = {
     "off_policy_returns": (off_policy_returns, [[]] * 6),
-    "truncated_weight": (partial(truncated_weight, c=1.0), [[]] * 2),
-    "correction_weights": (partial(correction_weights, c=1.0), [[4]] * 3),
+    "truncated_factor": (partial(truncated_factor, c=1.0), [[]] * 2),
+    "correction_factors": (partial(correction_factors, c=1.0), [[4]] * 3),
     "truncated_gain": (partial(truncated_gain, c=1.0), [[]] * 3),
     "correction_gain": (partial(correction_gain, c=1.0), [[4]] * 4),
     "trust_region": (partial(trust_region, delta=0.1), [[4]] * 2),

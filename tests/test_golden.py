@@ -17,11 +17,11 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from sb3_acer import ACER
 from sb3_acer.distributions import EPSILON, DiagonalGaussian
 from sb3_acer.estimators import (
+    correction_factors,
     correction_gain,
-    correction_weights,
     off_policy_returns,
+    truncated_factor,
     truncated_gain,
-    truncated_weight,
     trust_region,
 )
 from sb3_acer.heads import DuelingHead
@@ -282,8 +282,8 @@ def test_continuous_actions_have_pfrls_ratios_returns_gradients_and_projection(p
     exactly_close(ratio.clamp(max=1) * (q_ret - q_values) + v, case["v_target"])
 
     advantages = (case["Q_dash"] - v).unsqueeze(-1)
-    weight = truncated_weight(ratio, q_opc - v, c)
-    weights = correction_weights(th.ones_like(ratios), ratios, advantages, c)
+    weight = truncated_factor(ratio, q_opc - v, c)
+    weights = correction_factors(th.ones_like(ratios), ratios, advantages, c)
     nothing = th.zeros_like(weight)
     g = family.gain_gradient(stats, actions, weight, candidates, weights)
     exactly_close(-g, th.cat((case["g_loc_pg"], case["g_scale_pg"]), -1))
