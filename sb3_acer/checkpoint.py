@@ -8,6 +8,8 @@ import json
 import os
 import re
 import shutil
+import warnings
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,6 +46,30 @@ def find_checkpoint(folder: str | Path) -> Checkpoint | None:
     return next((checkpoint for checkpoint in found if checkpoint is not None), None)
 
 
+def find_undamaged(folder: str | Path) -> Checkpoint | None:
+    """
+    :param folder: folder of checkpoints
+    :return: the newest whole one whose files are as they were written, None if there is none at all; a warning names
+        newer ones
+    :raises ValueError: if all are damaged
+    """
+    damaged: list[str] = []
+    for path in reversed(_all_checkpoints(Path(folder))):
+        checkpoint = checkpoint_at(path)
+        if checkpoint is None:
+            continue
+        files = checkpoint.manifest["files"].items()
+        changed = [str(path / name) for name, (_, checksum) in files if _checksum(path / name) != checksum]
+        if not changed:
+            if damaged:
+                warnings.warn(f"{path} is loaded, since newer files are damaged: {', '.join(damaged)}", stacklevel=3)
+            return checkpoint
+        damaged += changed
+    if damaged:
+        raise ValueError(f"{damaged[0]} could not be loaded: it has changed since it was written")
+    return None
+
+
 def checkpoint_at(path: Path) -> Checkpoint | None:
     """
     :param path: folder of one checkpoint
@@ -51,8 +77,8 @@ def checkpoint_at(path: Path) -> Checkpoint | None:
     """
     try:
         manifest = json.loads((path / _MANIFEST).read_text())
-        sizes = manifest["files"].items()
-        if manifest["format"] == FORMAT and all((path / name).stat().st_size == size for name, size in sizes):
+        files = manifest["files"].items()
+        if manifest["format"] == FORMAT and all((path / name).stat().st_size == size for name, (size, _) in files):
             return Checkpoint(path, manifest)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         pass
@@ -114,9 +140,9 @@ def new_checkpoint(folder: str | Path, manifest: dict[str, Any], keep: int) -> I
         unfinished.mkdir()
         try:
             yield unfinished
-            sizes = {path.name: path.stat().st_size for path in sorted(unfinished.iterdir())}
+            files = {path.name: (path.stat().st_size, _checksum(path)) for path in sorted(unfinished.iterdir())}
             with replacing(unfinished / _MANIFEST, "json") as file:
-                file.write(json.dumps({"format": FORMAT, **manifest, "files": sizes}, indent=1).encode())
+                file.write(json.dumps({"format": FORMAT, **manifest, "files": files}, indent=1).encode())
             _flush(unfinished)
             number = 1 + max(map(_number, _all_checkpoints(folder)), default=0)
             unfinished.rename(folder / f"checkpoint_{number}_{manifest['num_timesteps']}_steps")
@@ -133,6 +159,14 @@ def _all_checkpoints(folder: Path) -> list[Path]:
     """Whole or not, the oldest first."""
     paths = folder.glob("checkpoint_*")
     return sorted((path for path in paths if re.fullmatch(r"checkpoint_\d+_\d+_steps", path.name)), key=_number)
+
+
+def _checksum(path: Path) -> int:
+    checksum = 0
+    with path.open("rb") as file:
+        while part := file.read(2**20):
+            checksum = zlib.crc32(part, checksum)
+    return checksum
 
 
 def _number(path: Path) -> int:

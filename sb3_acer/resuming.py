@@ -21,7 +21,15 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_acer import distributed
 from sb3_acer.arguments import comparable_arguments, is_plain
-from sb3_acer.checkpoint import Checkpoint, alone_in, checkpoint_at, find_checkpoint, new_checkpoint, require_own
+from sb3_acer.checkpoint import (
+    Checkpoint,
+    alone_in,
+    checkpoint_at,
+    find_checkpoint,
+    find_undamaged,
+    new_checkpoint,
+    require_own,
+)
 from sb3_acer.checks import check_integer, require
 from sb3_acer.data_parallel import DataParallelAlgorithm, generators_of_rank
 from sb3_acer.env_state import EnvStateError, NormalizationError, get_env_state, set_env_state
@@ -130,7 +138,7 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         :param kwargs: further arguments of :meth:`load`
         :raises ValueError: if there is no checkpoint, or a file of it is damaged
         """
-        found = find_checkpoint(folder) or checkpoint_at(Path(folder))
+        found = find_undamaged(folder) or checkpoint_at(Path(folder))
         if found is None:
             raise ValueError(f"folder must have a checkpoint, got {str(folder)!r}")
         require(env is not None, "env", "made and wrapped as that of the saved training", env)
@@ -216,7 +224,7 @@ class ResumableAlgorithm(DataParallelAlgorithm):
             stack.callback(self._leave_call, *outer)
             if folder is not None:
                 distributed.require_equal({"checkpoint_freq": checkpoint_freq, "checkpoint_keep": checkpoint_keep})
-                found = distributed.from_first(find_checkpoint(folder))
+                found = distributed.together(lambda: find_undamaged(folder))[0]
                 if self._resumed is not None:
                     distributed.together(lambda: require_own(folder, self._run))
                 elif found is not None:

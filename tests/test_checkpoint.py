@@ -3,6 +3,7 @@
 import json
 import signal
 import sys
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +71,21 @@ def test_a_checkpoint_that_is_not_whole_is_passed_over(damage: str, tmp_path: Pa
     assert newest(tmp_path) == 10
     write(tmp_path, 30)
     assert newest(tmp_path) == 30
+
+
+def test_a_file_that_has_changed_is_passed_over_with_a_warning(tmp_path: Path) -> None:
+    write(tmp_path, 10)
+    assert checkpoint.find_undamaged(tmp_path / "none") is None
+    write(tmp_path, 20)
+    newest_file = tmp_path / "checkpoint_2_20_steps" / "first"
+    newest_file.write_bytes(b"x" * 19 + b"y")
+    with pytest.warns(UserWarning, match=rf"checkpoint_1_10_steps is loaded, since .* are damaged: {newest_file}$"):
+        found = checkpoint.find_undamaged(tmp_path)
+    assert found is not None
+    assert found.manifest["num_timesteps"] == 10
+    (found.path / "second").write_text("11")
+    with pytest.raises(ValueError, match=f"{newest_file} could not be loaded: it has changed since it was written"):
+        checkpoint.find_undamaged(tmp_path)
 
 
 def test_a_failure_while_writing_leaves_the_older_checkpoint_and_nothing_else(tmp_path: Path) -> None:
@@ -186,7 +202,7 @@ def test_mutated_checkpoints_load_or_raise_one_error_that_names_them(n: int, tmp
             (path / name).write_bytes(content)
             manifest = json.loads(files["manifest.json"])
             if name != "manifest.json":  # as whoever means harm would, else the checkpoint is not even found
-                manifest["files"][name] = len(content)
+                manifest["files"][name] = len(content), zlib.crc32(content)
                 (path / "manifest.json").write_text(json.dumps(manifest))
             loaded, error = attempt(lambda: ACER.load_checkpoint(tmp_path, env, device="cpu"), str(tmp_path))
             n_loaded += loaded
