@@ -39,7 +39,7 @@ from sb3_acer.hyperparams import ENTRIES_FILE
 from sb3_acer.zoo.display import draw_offscreen, ffmpeg_on_path, figures_saved, watchable_env
 from sb3_acer.zoo.experiment import ARGUMENTS, LOG_FOLDER, Experiment, command, run_to_resume
 from sb3_acer.zoo.masking import Algorithms, evaluate_policy
-from sb3_acer.zoo.mistakes import in_one_line, unknown_environment
+from sb3_acer.zoo.mistakes import check_counts, in_one_line, unknown_environment
 from sb3_acer.zoo.registration import register
 from sb3_acer.zoo.study import open_storage, whole_path
 
@@ -91,11 +91,23 @@ def run_zoo(name: str, script: Callable[[], object], defaults: list[str], argume
         script()
 
 
+def check_play(name: str, arguments: list[str]) -> None:
+    """Exit with one line if the number of steps, environments or threads that an agent is played with is wrong."""
+    parser = argparse.ArgumentParser(f"sb3-acer {name}", add_help=False)
+    parser.add_argument("-n", "--n-timesteps", type=int)
+    parser.add_argument("--n-envs", type=int)
+    parser.add_argument("--num-threads", type=int)
+    with in_one_line(name):
+        options = parser.parse_known_args(arguments)[0]
+        check_counts(options, ("n_timesteps", "n_envs"), num_threads="torch's default")
+
+
 def run_module(name: str, defaults: list[str], arguments: list[str]) -> None:
     """Run a script of the zoo that is a module without a main function. They all take ``--gym-packages`` here."""
     parser = argparse.ArgumentParser(f"sb3-acer {name}", add_help=False, allow_abbrev=False)
     parser.add_argument("--gym-packages", nargs="+", default=[])
     options, arguments = parser.parse_known_args(arguments)
+    check_play(name, arguments)
     with in_one_line(name):
         for package in options.gym_packages:
             import_module(package)
@@ -281,6 +293,7 @@ def without_search(arguments: list[str]) -> list[str]:
 
 def enjoy(arguments: list[str]) -> None:
     """watch a saved agent, or record a video of it if there is no screen"""
+    check_play("enjoy", arguments)
     algorithms = Algorithms(ALGOS, watchable_env)
     replaced: dict[str, Any] = {"ALGOS": algorithms, "create_test_env": algorithms.create_env}
     with patch.multiple(rl_zoo3.enjoy, get_model_path=find_agent, **replaced):

@@ -40,6 +40,7 @@ from sb3_acer.hyperparams import ENTRIES_FILE, hyperparams
 from sb3_acer.resuming import StopOnSignal
 from sb3_acer.storage import replacing
 from sb3_acer.zoo.masking import evaluate_policy
+from sb3_acer.zoo.mistakes import check_counts
 from sb3_acer.zoo.registration import N_ENVS_RANGE, entry_of, nearest_trial, sample_acer_params, suggest
 from sb3_acer.zoo.study import begin_study, open_storage
 
@@ -47,6 +48,7 @@ CHECKPOINTS, ARGUMENTS = "checkpoints", "arguments.json"  # in the folder of a r
 LOG_FOLDER = "logs"  # where the zoo's train saves; the default of its other scripts is rl-trained-agents
 CONTINUOUS = ENTRIES_FILE.with_name("continuous.py")
 EVAL_EPISODES = 100
+COUNTS = ("n_eval_envs", "eval_episodes", "n_trials", "max_total_trials", "n_evaluations")  # of the command line
 
 
 class TrialNumber(int):
@@ -119,8 +121,7 @@ class Experiment(ExperimentManager):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        steps = getattr(self.args, "n_timesteps", -1)
-        require(steps > 0 or steps == -1, "--n-timesteps", "at least 1, or -1 for the entry's", steps)
+        check_counts(self.args, COUNTS, n_timesteps="the entry's", num_threads="torch's default", n_jobs="one per core")
         is_interval = getattr(self.args, "log_interval", -1) != 0
         require(is_interval, "--log-interval", "at least 1, -1 for the default, or less for no log", 0)
         if self.trial_id is not None:

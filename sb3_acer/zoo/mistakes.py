@@ -1,10 +1,11 @@
 """What a user has mistyped or not installed, said in one line in place of the traceback of a library."""
 
+import argparse
 import os
 import re
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib.util import find_spec
@@ -18,6 +19,7 @@ import stable_baselines3
 import torch
 
 import sb3_acer
+from sb3_acer.checks import require
 from sb3_acer.extras import how_to_install
 
 MISTAKES = (
@@ -70,6 +72,20 @@ def _is_of_library(frame: traceback.FrameSummary) -> bool:
     name = frame.filename
     is_standard = name.startswith(STANDARD) and "site-packages" not in name
     return is_standard or name.startswith((*LIBRARIES, *COMPILED, TEXT_OF_AN_ARGUMENT))
+
+
+def check_counts(options: argparse.Namespace, counts: Collection[str], **or_default: str) -> None:
+    """
+    :param options: of the command line; what they lack, or have as None, was not given
+    :param counts: those that must be at least 1
+    :param or_default: those that may also be -1, and what that stands for
+    :raises ValueError: for another number
+    """
+    for name in (*counts, *or_default):
+        number = getattr(options, name, None)
+        default = f", or -1 for {or_default[name]}" if name in or_default else ""
+        follows = number is None or number >= 1 or (number == -1 and default != "")
+        require(follows, f"--{name.replace('_', '-')}", f"at least 1{default}", number)
 
 
 def explained(error: Exception, in_argument: bool = False) -> str:

@@ -137,6 +137,32 @@ def test_settings_that_cannot_be_used_are_one_line_and_leave_no_run(
     assert not list(shell.glob("logs/acer/*"))
 
 
+@pytest.mark.parametrize(
+    ("command", "given", "message"),
+    [
+        ("train", ("--n-eval-envs", "0"), "--n-eval-envs must be at least 1, got 0"),
+        ("train", ("--n-eval-envs", "-1"), "--n-eval-envs must be at least 1, got -1"),
+        ("train", ("--eval-episodes", "-2"), "--eval-episodes must be at least 1, got -2"),
+        ("train", ("--num-threads", "0"), "--num-threads must be at least 1, or -1 for torch's default, got 0"),
+        ("tune", ("--n-evaluations", "0"), "--n-evaluations must be at least 1, got 0"),
+        ("tune", ("--eval-episodes", "0"), "--eval-episodes must be at least 1, got 0"),
+        ("tune", ("--n-trials", "0"), "--n-trials must be at least 1, got 0"),
+        ("tune", ("--max-total-trials", "0"), "--max-total-trials must be at least 1, got 0"),
+        ("tune", ("--n-jobs", "0"), "--n-jobs must be at least 1, or -1 for one per core, got 0"),
+        ("enjoy", ("-n", "-3"), "--n-timesteps must be at least 1, got -3"),
+        ("enjoy", ("--n-envs", "0"), "--n-envs must be at least 1, got 0"),
+        ("record-video", ("--num-threads", "-2"), "--num-threads must be at least 1, or -1 for .*, got -2"),
+        ("benchmark", ("-n", "-1"), "--n-timesteps must be at least 1, got -1"),
+    ],
+)
+def test_a_number_that_counts_something_is_at_least_1(
+    command: str, given: tuple[str, ...], message: str, shell: Path
+) -> None:
+    with pytest.raises(SystemExit, match=f"^sb3-acer {command}: {message}$"):
+        sb3_acer(command, *given, cwd=shell)
+    assert not list(shell.iterdir())
+
+
 def test_an_environment_that_is_not_registered_or_cannot_draw_itself_is_explained() -> None:
     assert explained(KeyError("Mine-v3")).endswith("--env Mine-v3 --gym-packages MODULE")
     assert explained(KeyError("gain is not a file in the archive")).endswith("tells them, got 'gain'")
