@@ -40,7 +40,9 @@ LIBRARIES = tuple(
 COMPILED = ("numpy/", "<frozen ")  # how the frames of compiled modules begin
 STANDARD = str(Path(os.__file__).parent)
 TEXT_OF_AN_ARGUMENT = "<string>"
+# By gymnasium's names, and by those of modules.
 EXTRAS = {"box2d": "box2d", "mujoco": "mujoco", "classic_control": "zoo", "classic-control": "zoo", "atari": "atari"}
+EXTRAS |= {"minigrid": "minigrid", "popgym": "popgym", "ale_py": "atari"}
 # By the beginning of their ids: the module that registers them, and the extra that it needs.
 SUITES = {
     "MiniGrid-": ("minigrid", "minigrid"),
@@ -105,6 +107,8 @@ def explained(error: Exception, in_argument: bool = False) -> str:
     unknown = re.match(r"(\S+) not found in gym registry", text)
     if unknown:
         return unknown_environment(unknown[1])
+    if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
+        return f"{text}: {how_to_install(EXTRAS[error.name])}"
     if isinstance(error, ModuleNotFoundError):
         return f"{text}. --gym-packages, env_wrapper and the like must name modules in this folder, or installed ones"
     if isinstance(error, FileNotFoundError) and str(error.filename).endswith(".yml"):

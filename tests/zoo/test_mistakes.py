@@ -110,6 +110,19 @@ def test_a_game_without_ale_py_is_named_with_its_extra(monkeypatch: pytest.Monke
         assert unknown_environment(env_id) == f"{env_id} needs ale-py: {how_to_install('atari')}"
 
 
+@pytest.mark.parametrize(("module", "extra"), [("minigrid", "minigrid"), ("popgym", "popgym"), ("ale_py", "atari")])
+def test_a_suite_that_is_not_installed_is_named_with_its_extra(
+    module: str, extra: str, shell: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)  # makes the import fail
+    with pytest.raises(SystemExit) as end:
+        sb3_acer("train", "--env", "MiniGrid-DoorKey-5x5-v0", "--gym-packages", module, cwd=shell)
+    message = str(end.value)
+    assert message.startswith("sb3-acer train: ")
+    assert module in message
+    assert message.endswith(how_to_install(extra))
+
+
 @pytest.mark.parametrize("env_id", ["MiniGrid-Empty-5x5-v0", "popgym-AutoencodeEasy-v0", "MinAtar/Seaquest-v1"])
 def test_a_suite_is_registered_by_an_option(env_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module, extra = next(of_suite for beginning, of_suite in SUITES.items() if env_id.startswith(beginning))
