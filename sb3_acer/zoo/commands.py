@@ -30,10 +30,12 @@ import optuna
 import rl_zoo3.enjoy
 import rl_zoo3.train
 import rl_zoo3.utils
-from rl_zoo3.utils import ALGOS, create_test_env, get_model_path
+from huggingface_sb3 import EnvironmentName
+from rl_zoo3.utils import ALGOS, create_test_env, get_model_path, get_trained_models
 from stable_baselines3.common import callbacks
 from stable_baselines3.common.monitor import load_results
 
+from sb3_acer.checks import require
 from sb3_acer.distributed import RankError, from_first, rank, torchrun_group, world_size
 from sb3_acer.hyperparams import ENTRIES_FILE
 from sb3_acer.zoo.display import draw_offscreen, ffmpeg_on_path, figures_saved, watchable_env
@@ -53,7 +55,31 @@ SEARCH = ["--optimize-hyperparameters", "--n-trials=100", "--n-startup-trials=20
 SEARCH += ["--eval-episodes=20", "--n-eval-envs=5", "--num-threads=1"]
 
 SAVED_AGENT = ["--algo", "acer", "-f", LOG_FOLDER]
+CHECKPOINT_FILES = "rl_model_*_steps.zip"  # of train --save-freq
 SAVED_LOGS = ["-a", "acer", "-e", "CartPole-v1", "-f", LOG_FOLDER]
+
+
+def runs_with(files: str, folder: Path, env_name: str) -> list[int]:
+    """
+    :param files: pattern of files in a run's folder
+    :param folder: of the algorithm
+    :return: the numbers of the environment's runs that have such a file, the newest first
+    """
+    endings = {path.parent.name.rpartition("_")[2] for path in folder.glob(f"{env_name}_*/{files}")}
+    return sorted((int(ending) for ending in endings if ending.isdigit()), reverse=True)
+
+
+def newest_agent(folder: str, env_name: str) -> int:
+    """The zoo's ``get_latest_run_id``, but of the runs that have an agent; 0 if there is none."""
+    return [*runs_with(f"{env_name}.zip", Path(folder), env_name), 0][0]
+
+
+def saved_agents(folder: str) -> dict[Any, tuple[str, str]]:
+    """The zoo's ``get_trained_models``, but of the runs that have an agent."""
+    runs = get_trained_models(folder).items()
+    found = {name: run for name, run in runs if newest_agent(f"{folder}/{run[0]}", EnvironmentName(run[1]))}
+    require(bool(found), "--log-dir", "a folder with a saved agent", folder)
+    return found
 
 
 def find_agent(exp_id: int, folder: str, algo: str, env_name: Any, *which: Any) -> tuple[str, str, str]:
@@ -64,10 +90,8 @@ def find_agent(exp_id: int, folder: str, algo: str, env_name: Any, *which: Any) 
     :param exp_id: number of the run; 0 for the newest
     :param env_name: an EnvironmentName of huggingface_sb3
     """
-    agents = Path(folder, algo).glob(f"{env_name}_*/*.zip")
-    numbers = {int(number) for agent in agents if (number := agent.parent.name.rpartition("_")[2]).isdigit()}
     errors: list[Exception] = []
-    for run_id in [exp_id] if exp_id else sorted(numbers, reverse=True) or [0]:
+    for run_id in [exp_id] if exp_id else runs_with("*.zip", Path(folder, algo), env_name) or [0]:
         try:
             with redirect_stdout(StringIO()) as said:
                 found = get_model_path(run_id, folder, algo, env_name, *which)
@@ -113,7 +137,8 @@ def run_module(name: str, defaults: list[str], arguments: list[str]) -> None:
             import_module(package)
     draw_offscreen()
     script = partial(runpy.run_module, f"rl_zoo3.{name.replace('-', '_')}", run_name="__main__")
-    changes: dict[str, Any] = {"get_model_path": find_agent}
+    changes: dict[str, Any] = {"get_model_path": find_agent, "get_latest_run_id": newest_agent}
+    changes["get_trained_models"] = saved_agents
     if name == "record-video":
         algorithms = Algorithms(ALGOS, create_test_env)
         changes.update(ALGOS=algorithms, create_test_env=algorithms.create_env)
@@ -191,7 +216,7 @@ def experiment_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--algo", default="acer")
     parser.add_argument("--env", default="CartPole-v1")
-    parser.add_argument("-f", "--log-folder", default=LOG_FOLDER)
+    parser.add_argument("-f", "--log-folder", "--folder", default=LOG_FOLDER)
     return parser
 
 
@@ -382,13 +407,33 @@ def record_video(arguments: list[str]) -> None:
     run_module("record-video", SAVED_AGENT, arguments)
 
 
+def run_with_checkpoints(arguments: list[str]) -> int:
+    """
+    :param arguments: of record-training, which exits if there is no such run
+    :return: number of the run asked for, or of the newest one that has checkpoints
+    """
+    parser = experiment_parser()
+    parser.add_argument("--exp-id", type=int, default=0)
+    options = parser.parse_known_args(arguments)[0]
+    folder, env_name = Path(options.log_folder, options.algo), EnvironmentName(options.env)
+    number: int = options.exp_id or [*runs_with(CHECKPOINT_FILES, folder, env_name), 0][0]
+    run = folder / f"{env_name}_{number}" if number > 0 else folder  # as in the zoo, whose -1 is a folder without runs
+    if not any(run.glob(CHECKPOINT_FILES)) and not asks_for_help(arguments):
+        advice = f"{command('train', options.algo, options.env, options.log_folder)} --save-freq N"
+        sys.exit(
+            f"sb3-acer record-training: {run} must have checkpoints of {options.env}, got none. To save some: {advice}"
+        )
+    return number
+
+
 def record_training(arguments: list[str]) -> None:
     """record a video of an agent's progress: its checkpoints (train --save-freq) one after another"""
     with ffmpeg_on_path() as found:
         if not found:
             sys.exit("sb3-acer record-training: ffmpeg is needed to join the videos: install ffmpeg")
+        run = ["--exp-id", str(run_with_checkpoints(arguments))]
         try:
-            run_module("record-training", SAVED_AGENT, arguments)
+            run_module("record-training", SAVED_AGENT, [*arguments, *run])
         except AssertionError as error:
             sys.exit(f"sb3-acer record-training: {error}")
 

@@ -25,6 +25,7 @@ from sb3_acer.hyperparams import ENTRIES_FILE, hyperparams
 from sb3_acer.zoo import commands, experiment
 from tests.zoo.conftest import (
     ROOT,
+    SEARCH,
     SHORT_RUN,
     arguments_of_train,
     python,
@@ -299,6 +300,9 @@ def test_record_training_joins_a_video_of_each_checkpoint(
     shutil.copytree(continued[0] / "logs/acer/CartPole-v1_1", run)
     for name in ("best_model", "CartPole-v1"):
         (run / f"{name}.zip").unlink()
+    newer = run.with_name("CartPole-v1_2")
+    newer.mkdir()
+    (newer / "CartPole-v1.zip").touch()  # an agent, but no checkpoints
     sb3_acer("record-training", "-n", "20", cwd=tmp_path)
     assert [run[0] for run in children] == ["record-video"] * 2
     videos = {path.name.split("-acer")[0]: path for path in (run / "videos").iterdir()}
@@ -306,6 +310,16 @@ def test_record_training_joins_a_video_of_each_checkpoint(
     assert all(map(is_mp4, videos.values()))
     sizes = [videos[name].stat().st_size for name in ("checkpoint-200", "training.mp4")]
     assert sizes[1] > 1.5 * sizes[0]
+
+
+@pytest.mark.parametrize(
+    ("given", "run"),
+    [((), "logs/acer"), (("--exp-id", "1"), "logs/acer/CartPole-v1_1"), (("--exp-id", "-1"), "logs/acer")],
+)
+def test_a_progress_that_was_not_saved_is_one_line(given: tuple[str, ...], run: str, trained: tuple[Path, str]) -> None:
+    expected = f"{run} must have checkpoints of CartPole-v1, got none. To save some: sb3-acer train --save-freq N"
+    with pytest.raises(SystemExit, match=f"^sb3-acer record-training: {re.escape(expected)}$"):
+        sb3_acer("record-training", *given, cwd=trained[0])
 
 
 def test_without_ffmpeg_record_training_says_so_at_once(shell: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,7 +332,7 @@ def test_without_ffmpeg_record_training_says_so_at_once(shell: Path, monkeypatch
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("record-training", "The logs/acer folder was not found"),
+        ("record-training", "logs/acer must have checkpoints of CartPole-v1, got none"),
         ("benchmark", "No such file or directory: 'logs'"),
         ("plot-train", "logs/acer must have a run of CartPole-v1 with *.monitor.csv, got none"),
     ],
@@ -334,11 +348,23 @@ def test_a_call_that_is_no_script_of_the_zoo_is_left_alone() -> None:
     assert commands.call([sys.executable, "-c", "raise SystemExit(3)"], stdout=subprocess.DEVNULL) == 3
 
 
-def test_benchmark_evaluates_every_saved_agent(continued: tuple[Path, str], children: list[tuple[str, ...]]) -> None:
-    printed = sb3_acer("benchmark", "-n", "300", "--num-threads", "1", cwd=continued[0])
+def test_benchmark_evaluates_every_saved_agent_and_leaves_out_folders_without_one(
+    continued: tuple[Path, str], tmp_path: Path, children: list[tuple[str, ...]]
+) -> None:
+    sb3_acer("tune", *SEARCH, "--n-trials", "1", cwd=tmp_path)
+    with pytest.raises(
+        SystemExit, match="sb3-acer benchmark: --log-dir must be a folder with a saved agent, got 'logs'"
+    ):
+        sb3_acer("benchmark", cwd=tmp_path)
+    (tmp_path / "logs/acer/CartPole-v1_1").rename(tmp_path / "logs/acer/CartPole-v1_3")  # newer than the agents
+    shutil.copytree(continued[0] / "logs", tmp_path / "logs", dirs_exist_ok=True)
+    shutil.copytree(tmp_path / "logs/acer/CartPole-v1_1/CartPole-v1", tmp_path / "logs/acer/Acrobot-v1_1/Acrobot-v1")
+    arguments = tmp_path / "logs/acer/Acrobot-v1_1/Acrobot-v1/args.yml"  # of a run that has not ended
+    arguments.write_text(arguments.read_text().replace("CartPole-v1", "Acrobot-v1"))
+    printed = sb3_acer("benchmark", "-n", "300", "--num-threads", "1", cwd=tmp_path)
     assert "Evaluating acer on CartPole-v1..." in printed
     assert [run[0] for run in children] == ["enjoy"]
-    table = (continued[0] / "logs/benchmark/benchmark.md").read_text()
+    table = (tmp_path / "logs/benchmark/benchmark.md").read_text()
     (row,) = (line for line in table.splitlines() if line.startswith("|acer|CartPole-v1|"))
     assert 1 <= float(row.split("|")[3]) <= 500
 
