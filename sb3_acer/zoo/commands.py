@@ -262,9 +262,9 @@ def tune(arguments: list[str]) -> None:
     --max-total-trials that of all together. The first trial has the settings of the environment's entry, or the nearest
     ones in the ranges of the search. The value of a run is the mean of the second half of its evaluations, so give it
     enough steps (-n) to lose again what it has learnt. With --n-runs N, a trial has N training runs, since a single one
-    may be lucky, and its value is half their mean and half the worst of them. An existing study is continued, with
-    the number of steps and of runs that it was begun with. Use another --study-name for others, and for another policy
-    or set of fixed hyperparameters.
+    may be lucky, and its value is half their mean and half the worst of them. Settings given with -params are not
+    searched: all trials have them. An existing study is continued with the -n, --n-runs and -params that it was begun
+    with; others need another --study-name.
 
     --storage is one of
 

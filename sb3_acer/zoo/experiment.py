@@ -64,11 +64,13 @@ class Run:
 
     :param trial: the trial
     :param is_first: whether the run reports its evaluations and can be pruned by them
+    :param fixed: settings that are not sampled
     """
 
-    def __init__(self, trial: optuna.Trial, is_first: bool) -> None:
+    def __init__(self, trial: optuna.Trial, is_first: bool, fixed: dict[str, Any]) -> None:
         self.trial = trial
         self.is_first = is_first
+        self.fixed = fixed
         self.evaluations: list[float] = []
 
     def __getattr__(self, name: str) -> Any:
@@ -124,6 +126,7 @@ class Experiment(ExperimentManager):
         check_counts(self.args, COUNTS, n_timesteps="the entry's", num_threads="torch's default", n_jobs="one per core")
         is_interval = getattr(self.args, "log_interval", -1) != 0
         require(is_interval, "--log-interval", "at least 1, -1 for the default, or less for no log", 0)
+        self.fixed: dict[str, Any] = self.custom_hyperparams or {}  # of -params
         if self.trial_id is not None:
             self.trial_id = TrialNumber(self.trial_id)
         if self.resumed is not None:
@@ -194,10 +197,18 @@ class Experiment(ExperimentManager):
                 ResultsWriter(str(path), header, keys).close()
 
     def setup_experiment(self) -> tuple[BaseAlgorithm, dict[str, Any]] | None:
-        """The zoo's, which leaves no folder of a run behind if the settings are wrong."""
+        """
+        The zoo's, which leaves no folder of a run behind if the settings are wrong. Before a search, whose agents the
+        trials make, an agent with the settings that it begins with is made, so that wrong ones are refused as in train.
+        """
         existed = Path(self.save_path).exists()
         try:
-            return super().setup_experiment()
+            prepared = super().setup_experiment()
+            if prepared is None and self.algo == "acer":
+                env = self.create_envs(self.n_envs, no_log=True)
+                ACER(env=env, device=self.device, **self._hyperparams)
+                env.close()
+            return prepared
         except BaseException:
             is_begun = Path(self.params_path, "config.yml").exists()  # by another process, at the same moment
             if distributed.rank() == 0 and not existed and not is_begun:
@@ -267,16 +278,21 @@ class Experiment(ExperimentManager):
 
     def objective(self, trial: optuna.Trial) -> float:
         experiment = copy(self)  # trials may run in parallel threads
+        runs = [Run(trial, number == 0, self.fixed) for number in range(self.n_runs)]
+        values: list[float] = []
         if self.algo == "acer":
-            if "n_envs" not in (self.custom_hyperparams or {}):
-                suggest(trial, N_ENVS_RANGE)
+            first = cast(optuna.Trial, runs[0])
+            suggest(first, N_ENVS_RANGE)
+            if "n_envs_pow" in trial.params:
                 experiment.n_envs = 2 ** trial.params["n_envs_pow"]
-            sampled = sample_acer_params(trial, self.n_actions, experiment.n_envs, {})
+            sampled = sample_acer_params(first, self.n_actions, experiment.n_envs, {})
             # train --trial-id normalises with the trial's gamma; the zoo's trials would use the entry's.
-            experiment.normalize_kwargs = {**self.normalize_kwargs, "gamma": sampled["gamma"]}
-        runs, values = [Run(trial, number == 0) for number in range(self.n_runs)], []
+            experiment.normalize_kwargs = {**self.normalize_kwargs, "gamma": {**self._hyperparams, **sampled}["gamma"]}
         for number, run in enumerate(runs):
-            last = super(Experiment, experiment).objective(cast(optuna.Trial, run))
+            try:
+                last = super(Experiment, experiment).objective(cast(optuna.Trial, run))
+            except ValueError as error:  # such as a fixed burn_in and a smaller n_steps
+                raise optuna.TrialPruned(str(error)) from error
             values.append(run.value() if run.evaluations else last)
             if number > 0:
                 trial.report(worth(values), len(runs[0].evaluations) + number)
@@ -289,7 +305,8 @@ class Experiment(ExperimentManager):
         if self.storage:
             storage = open_storage(self.storage)  # tries several times, the zoo only once, and has a heartbeat
             if self.algo == "acer" and self.study_name:
-                options = {"-n": int(self.n_timesteps), "--n-runs": self.n_runs}
+                fixed = str(dict(sorted(self.fixed.items())))
+                options = {"-n": int(self.n_timesteps), "--n-runs": self.n_runs, "-params": fixed}
                 begin_study(storage, self.study_name, nearest_trial(self._hyperparams, self.n_envs), options)
             create = partial(_create_study, storage)
         try:

@@ -62,6 +62,17 @@ RECURRENT_RANGES: Ranges = {
     "critic_lstm": CategoricalDistribution(["own", "shared", "none"]),
     "burn_in_share": CategoricalDistribution([0.0, 0.25, 0.5]),
 }
+OF_POLICY_KWARGS = {"net_arch", "activation_fn", "optimizer", "log_std_init", "lstm_hidden_size_pow", "critic_lstm"}
+
+
+def setting_of(name: str) -> str:
+    """
+    :param name: of a range
+    :return: the setting that is drawn from it, or whose part is
+    """
+    if name in OF_POLICY_KWARGS:
+        return "policy_kwargs"
+    return name.removesuffix("_pow").removesuffix("_share").removeprefix("one_minus_")
 
 
 def convert_acer_params(sampled_params: dict[str, Any]) -> dict[str, Any]:
@@ -77,19 +88,21 @@ def convert_acer_params(sampled_params: dict[str, Any]) -> dict[str, Any]:
             hyperparams[name.removeprefix("one_minus_")] = 1 - value
         else:
             hyperparams[name] = value
-    layers = NET_ARCHS[hyperparams.pop("net_arch")]
-    policy_kwargs = hyperparams["policy_kwargs"] = {
-        "net_arch": {"pi": list(layers), "qf": list(layers)},
-        "activation_fn": ACTIVATIONS[hyperparams.pop("activation_fn")],
-        "optimizer_class": OPTIMIZERS[hyperparams.pop("optimizer")],
-    }
-    if "log_std_init" in hyperparams:
-        policy_kwargs["log_std_init"] = hyperparams.pop("log_std_init")
-    if "critic_lstm" in hyperparams:
-        critic_lstm = hyperparams.pop("critic_lstm")
-        policy_kwargs["lstm_hidden_size"] = hyperparams.pop("lstm_hidden_size")
-        policy_kwargs["enable_critic_lstm"] = critic_lstm == "own"
-        policy_kwargs["shared_lstm"] = critic_lstm == "shared"
+    if "net_arch" in hyperparams:  # policy_kwargs may be fixed
+        layers = NET_ARCHS[hyperparams.pop("net_arch")]
+        policy_kwargs = hyperparams["policy_kwargs"] = {
+            "net_arch": {"pi": list(layers), "qf": list(layers)},
+            "activation_fn": ACTIVATIONS[hyperparams.pop("activation_fn")],
+            "optimizer_class": OPTIMIZERS[hyperparams.pop("optimizer")],
+        }
+        if "log_std_init" in hyperparams:
+            policy_kwargs["log_std_init"] = hyperparams.pop("log_std_init")
+        if "critic_lstm" in hyperparams:
+            critic_lstm = hyperparams.pop("critic_lstm")
+            policy_kwargs["lstm_hidden_size"] = hyperparams.pop("lstm_hidden_size")
+            policy_kwargs["enable_critic_lstm"] = critic_lstm == "own"
+            policy_kwargs["shared_lstm"] = critic_lstm == "shared"
+    if "burn_in_share" in hyperparams:
         hyperparams["burn_in"] = int(hyperparams.pop("burn_in_share") * hyperparams["n_steps"])
     return hyperparams
 
@@ -100,21 +113,24 @@ def sample_acer_params(
     """
     Sample arguments of ACER. The signature is the zoo's.
 
-    :param trial: the trial
+    :param trial: the trial; what it has in ``fixed`` is not sampled
     :param n_actions: dimension of continuous actions; 0 for other action spaces
     :param n_envs: not used
     :param additional_args: not used
     :return: arguments of ACER
     """
+    fixed = fixed_settings(trial)
     suggest(trial, RANGES)
     if n_actions > 0:
         suggest(trial, NOISE_RANGES)
     if is_recurrent(trial):
         suggest(trial, RECURRENT_RANGES)
+        if "n_steps" in fixed:  # burn_in is a share of them
+            trial.suggest_int("n_steps", fixed["n_steps"], fixed["n_steps"])
     hyperparams = convert_acer_params(trial.params)
     hyperparams.pop("n_envs", None)  # not an argument of ACER
     for name in ("n_steps", "batch_size", "buffer_size", "replay_start", "gamma", "alpha"):
-        trial.set_user_attr(name, hyperparams[name])  # the zoo prints these beside the raw params
+        trial.set_user_attr(name, {**hyperparams, **fixed}[name])  # the zoo prints these beside the raw params
     return hyperparams
 
 
@@ -125,9 +141,18 @@ def is_recurrent(trial: BaseTrial) -> bool:
     return "Lstm" in policy or "Gru" in policy
 
 
+def fixed_settings(trial: BaseTrial) -> dict[str, Any]:
+    """The settings that all trials of a study have in common, by their names."""
+    fixed: dict[str, Any] = getattr(trial, "fixed", {})
+    return fixed
+
+
 def suggest(trial: BaseTrial, ranges: Ranges) -> None:
-    """Sample a value from each range; ``trial.params`` then holds them."""
+    """Sample a value from each range whose setting is not fixed; ``trial.params`` then holds them."""
+    fixed = fixed_settings(trial)
     for name, allowed in ranges.items():
+        if setting_of(name) in fixed:
+            continue
         match allowed:
             case CategoricalDistribution():
                 trial.suggest_categorical(name, allowed.choices)
@@ -189,13 +214,19 @@ def entry_of(env_id: str, hyperparams: dict[str, Any], params: dict[str, Any]) -
     :param hyperparams: of its present entry, as read from the file
     :param params: of a trial
     :return: an entry of a file of hyperparameters, in YAML, with the trial's settings in place of the present ones;
-        numbers are rounded to four digits
+        their numbers are rounded to four digits
     """
-    settings = convert_acer_params(params)
-    settings["policy_kwargs"] = code_of(settings["policy_kwargs"])
-    rounded = {key: float(f"{value:.4g}") if isinstance(value, float) else value for key, value in settings.items()}
-    text: str = yaml.safe_dump({env_id: {**hyperparams, **rounded}}, sort_keys=False, width=1000)
+    settings = {**hyperparams, **rounded(convert_acer_params(params))}
+    if isinstance(settings.get("policy_kwargs"), dict):
+        settings["policy_kwargs"] = code_of(settings["policy_kwargs"])
+    text: str = yaml.safe_dump({env_id: settings}, sort_keys=False, width=1000)
     return text
+
+
+def rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: rounded(part) for key, part in value.items()}
+    return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
 def code_of(value: Any) -> str:
@@ -203,9 +234,10 @@ def code_of(value: Any) -> str:
     if isinstance(value, dict):
         return f"dict({', '.join(f'{key}={code_of(part)}' for key, part in value.items())})"
     if isinstance(value, type):
-        prefix = "nn." if issubclass(value, th.nn.Module) else "th.optim." if value is th.optim.Adam else ""
+        prefixes = {"torch.nn": "nn.", "torch.optim": "th.optim."}
+        prefix = prefixes.get(".".join(value.__module__.split(".")[:2]), "")
         return f"{prefix}{value.__name__}"
-    return repr(round(value, 4) if isinstance(value, float) else value)
+    return repr(value)
 
 
 def defaults_of(function: Callable[..., Any]) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def open_storage(storage: str, attempts: int = 8) -> BaseStorage:
     return open_storage(storage, attempts - 1)
 
 
-def begin_study(storage: BaseStorage, name: str, params: dict[str, Any], options: dict[str, int]) -> None:
+def begin_study(storage: BaseStorage, name: str, params: dict[str, Any], options: dict[str, Any]) -> None:
     """
     Create a study whose first trial has these params, unless there is a study of that name.
 

@@ -11,7 +11,9 @@ import gymnasium as gym
 import numpy as np
 import optuna
 import pytest
+import torch as th
 import yaml
+from optuna.distributions import IntDistribution
 from rl_zoo3.exp_manager import ExperimentManager
 from stable_baselines3.common.monitor import load_results
 from stable_baselines3.common.vec_env import VecEnv
@@ -181,7 +183,7 @@ def test_few_episodes_are_a_curve_too(n: int) -> None:
 
 def test_a_search_begins_with_the_entry_and_once(shell: Path) -> None:
     for n_trials in (1, 2):
-        sb3_acer("tune", *SEARCH, "--n-trials", "1", "-params", "gamma:0.97", cwd=shell)
+        sb3_acer("tune", *SEARCH, "--n-trials", "1", cwd=shell)
         first, *others = [convert_acer_params(trial.params) for trial in finished_trials("logs/acer/CartPole-v1.log")]
         assert len(others) == n_trials - 1
     entry = HYPERPARAMS["CartPole-v1"]
@@ -196,7 +198,7 @@ def test_a_search_begins_with_the_entry_and_once(shell: Path) -> None:
         "delta",
     ):
         assert first[name] == entry[name]
-    assert first["gamma"] == pytest.approx(0.97)
+    assert first["gamma"] == pytest.approx(entry["gamma"])
     assert first not in others
 
 
@@ -241,6 +243,63 @@ def test_a_trial_normalises_and_acts_as_the_training_with_it_will(shell: Path, m
         assert (normalize.gamma, model.gamma, model.n_envs) == (drawn["gamma"], drawn["gamma"], drawn["n_envs"])
         assert {"lstm_hidden_size", "log_std_init"} <= drawn["policy_kwargs"].keys() <= model.policy_kwargs.keys()
         assert model.burn_in == drawn["burn_in"]
+
+
+def test_given_settings_are_those_of_all_trials_and_of_the_training_with_one(
+    shell: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[ACER] = []
+
+    class Spy(ACER):
+        def _setup_model(self) -> None:
+            super()._setup_model()
+            made.append(self)
+
+    monkeypatch.setattr(registration, "ACER", Spy)
+    code = "dict(net_arch=[8], lstm_hidden_size=8, activation_fn=nn.ReLU)"
+    fixed = {"gamma": 0.98765, "n_steps": 20, "policy": "MlpLstmPolicy", "policy_kwargs": code}
+    given = ("gamma:0.98765", "n_steps:20", "policy:'MlpLstmPolicy'", f"policy_kwargs:{code}", "normalize:True")
+    printed = sb3_acer("tune", *SEARCH, *PENDULUM, "-params", *given, cwd=shell)
+    entry = yaml.safe_load(printed.split("for a file of -conf:\n")[1].split("To train with")[0])["Pendulum-v1"]
+    assert {name: entry[name] for name in fixed} == fixed
+    words = shlex.split(printed.splitlines()[-1].removeprefix("To train with the best trial: sb3-acer "))[:-1]
+    trials = finished_trials("logs/acer/Pendulum-v1.log", "acer-Pendulum-v1")
+    for trial, of_trial in zip(trials, [*made], strict=True):
+        drawn = convert_acer_params(trial.params)
+        assert drawn.keys() & fixed.keys() <= {"n_steps"}
+        sb3_acer(*words, str(trial.number), "-n", "64", "--eval-freq", "-1", cwd=shell)
+        for model in (of_trial, made[-1]):
+            assert all(getattr(model, name) == drawn[name] for name in drawn.keys() - {"learning_rate", "lr_schedule"})
+            assert model.lr_schedule(1.0) == drawn["learning_rate"]
+            assert (model.gamma, model.n_steps, model.policy.state_size) == (0.98765, 20, 4 * 8)
+            assert (model.policy_kwargs["net_arch"], model.policy_kwargs["activation_fn"]) == ([8], th.nn.ReLU)
+            normalize = model.get_vec_normalize_env()
+            assert normalize is not None
+            assert normalize.gamma == 0.98765
+
+
+def test_a_trial_whose_settings_do_not_fit_together_is_pruned(shell: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experiment, "nearest_trial", lambda *_: {})
+    monkeypatch.setitem(registration.RANGES, "n_steps_pow", IntDistribution(3, 3))
+    given = ("policy:'MlpLstmPolicy'", "burn_in:12")  # less than the 16 steps of the entry
+    with pytest.raises(SystemExit, match="No best trial"):
+        sb3_acer("tune", *SEARCH, "-params", *given, cwd=shell)
+    assert [trial.state.name for trial in finished_trials("logs/acer/CartPole-v1.log")] == ["PRUNED", "PRUNED"]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("gama:0.5", "ACER has no argument 'gama'; it has 'gamma'"),
+        ("gamma:3", r"gamma must be a number in \[0, 1\], got 3"),
+        ("burn_in:4", "burn_in must be 0 for a feed-forward policy, got 4"),
+    ],
+)
+def test_settings_that_train_refuses_are_refused_before_a_study_begins(given: str, message: str, shell: Path) -> None:
+    for command in ("train", "tune"):
+        with pytest.raises(SystemExit, match=f"^sb3-acer {command}: {message}$"):
+            sb3_acer(command, "-params", given, cwd=shell)
+    assert not list(shell.glob("logs/acer/*"))
 
 
 def test_a_run_is_worth_what_it_holds_and_a_trial_counts_its_worst_run(

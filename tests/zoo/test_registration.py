@@ -5,7 +5,7 @@ from argparse import Namespace
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import optuna
@@ -24,9 +24,9 @@ from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from sb3_acer import ACER
 from sb3_acer.hyperparams import ENTRIES_FILE, old_zoo
 from sb3_acer.zoo import registration
-from sb3_acer.zoo.experiment import Experiment
+from sb3_acer.zoo.experiment import Experiment, Run
 from sb3_acer.zoo.mistakes import SUITES
-from sb3_acer.zoo.registration import convert_acer_params, entry_of, nearest_trial, sample_acer_params
+from sb3_acer.zoo.registration import convert_acer_params, entry_of, nearest_trial, sample_acer_params, setting_of
 from tests.zoo.conftest import HYPERPARAMS
 
 # Environments for the entries that are not named after one.
@@ -68,6 +68,24 @@ def test_converting_a_trials_params_gives_what_the_sampler_gave(policy: str, n_a
         assert convert_acer_params(asked.params) == sampled
         study.enqueue_trial(asked.params)
         assert sample_acer_params(study.ask(), n_actions, 1, {}) == sampled
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_fixed_setting_is_not_drawn_and_the_others_are(policy: str) -> None:
+    asked = new_study(0, policy).ask()
+    settings = sample_acer_params(asked, 1, 1, {}).keys()
+    assert settings == {setting_of(name) for name in asked.params}
+    for name in settings:
+        asked, fixed = new_study(0, policy).ask(), {name: 20}
+        drawn = sample_acer_params(cast(optuna.Trial, Run(asked, True, fixed)), 1, 1, {})
+        assert drawn == convert_acer_params(asked.params)
+        assert drawn.keys() | fixed.keys() == settings
+        assert drawn.get(name, 20) == 20  # n_steps is noted where burn_in is a share of it
+        assert (
+            name == "burn_in"
+            or policy == "MlpPolicy"
+            or drawn["burn_in"] in {int(share * (drawn | fixed)["n_steps"]) for share in (0, 0.25, 0.5)}
+        )
 
 
 def test_a_fixed_trial_is_sampled_as_it_is() -> None:

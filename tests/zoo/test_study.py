@@ -96,7 +96,12 @@ def test_workers_that_start_at_once_share_a_new_database(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("more", "begun"), [(("-n", "128"), "-n 64, got 128"), (("--n-runs", "2"), "--n-runs 1, got 2")]
+    ("more", "begun"),
+    [
+        (("-n", "128"), "-n 64, got 128"),
+        (("--n-runs", "2"), "--n-runs 1, got 2"),
+        (("-params", "gamma:0.5"), r"-params \{\}, got \{'gamma': 0.5\}"),
+    ],
 )
 def test_a_study_has_trials_that_can_be_compared(tmp_path: Path, more: tuple[str, str], begun: str) -> None:
     tune = ("tune", *SEARCH, "--n-trials", "1", "-n", "64")
