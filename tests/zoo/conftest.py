@@ -24,7 +24,10 @@ from sb3_acer.zoo import commands, experiment, study
 
 ROOT = Path(commands.__file__).parents[2]
 HYPERPARAMS: dict[str, dict[str, Any]] = yaml.safe_load(ENTRIES_FILE.read_text())
-SHORT_RUN = ("--env", "CartPole-v1", "-n", "600", "--seed", "1", "--num-threads", "1", "-params", "replay_start:100")
+SHORT_RUN = (
+    *("--env", "CartPole-v1", "-n", "600", "--seed", "1", "--num-threads", "1"),
+    *("-params", "replay_start:100", "n_envs:2"),
+)
 SEARCH = ("-n", "100", "--n-trials", "2", "--n-evaluations", "1", "--eval-episodes", "2", "--no-optim-plots")
 
 
@@ -68,7 +71,7 @@ def continued(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("continued")
     saved = ("-tb", "tensorboard", "--log-interval", "1", "--save-freq", "200", "--save-replay-buffer")
     evaluated = ("--eval-freq", "100", "--eval-episodes", "3", "--n-eval-envs", "2")
-    run = (*saved, *evaluated, *SHORT_RUN, "normalize:True", "n_envs:2", "-n", "448")  # seven rollouts of 32 steps
+    run = (*saved, *evaluated, *SHORT_RUN, "normalize:True", "-n", "448")  # seven rollouts of 32 steps
     sb3_acer("train", *run, cwd=folder)
     return folder, sb3_acer("train", "-i", "logs/acer/CartPole-v1_1/CartPole-v1.zip", *run, cwd=folder)
 
