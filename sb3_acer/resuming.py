@@ -92,6 +92,7 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         """
         _require_folder("folder", "the path of a folder", folder)
         keep = check_integer("keep", keep)
+        self._run = distributed.from_first(self._run)
         training, source = self._training_state(with_env)
         manifest = {
             "run": self._run,
@@ -224,6 +225,7 @@ class ResumableAlgorithm(DataParallelAlgorithm):
             stack.callback(self._leave_call, *outer)
             if folder is not None:
                 distributed.require_equal({"checkpoint_freq": checkpoint_freq, "checkpoint_keep": checkpoint_keep})
+                self._run = distributed.from_first(self._run)
                 found = distributed.together(lambda: find_undamaged(folder))[0]
                 if self._resumed is not None:
                     distributed.together(lambda: require_own(folder, self._run))

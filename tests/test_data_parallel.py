@@ -430,6 +430,19 @@ def test_training_continues_on_another_number_of_ranks(n_ranks: int, tmp_path: P
         assert each[4] == results[0][4]
 
 
+def test_all_ranks_are_of_one_run(tmp_path: Path) -> None:
+    def act(rank: int) -> Any:
+        model = checkpointed(tmp_path, 96)
+        model.learn(192, checkpoint=tmp_path)  # the program goes on itself
+        env = VecNormalize(make_vec_env("CartPole-v1", 2))
+        loaded = ACER.load_checkpoint(tmp_path, env, device="cpu").learn(288, checkpoint=tmp_path)
+        return model.num_timesteps, loaded.num_timesteps, loaded._run
+
+    ours, theirs = on_ranks(act)
+    assert ours == theirs
+    assert ours[:2] == (192, 288)
+
+
 def test_a_rank_that_cannot_save_keeps_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def act(rank: int) -> Any:
         model = checkpointed(tmp_path, 96)
