@@ -184,7 +184,8 @@ def check_env(env: Any) -> Any:
     :raises ValueError: if it is none
     """
     is_env = hasattr(env, "reset") and hasattr(env, "step") and not isinstance(env, type)
-    require(is_env, "env", "an environment", env)
+    rule = "an environment, vectorised ones those of stable-baselines3 (make_vec_env)"
+    require(is_env and not isinstance(env, gym.vector.VectorEnv), "env", rule, env)
     return env
 
 
@@ -213,5 +214,8 @@ def make_env(env: Any, verbose: int) -> gym.Env[Any, Any] | VecEnv:
         return maybe_make_env(env, verbose)
     except gym.error.DependencyNotInstalled:
         raise
+    except gym.error.UnregisteredEnv as error:
+        rule = "an environment, or the id of a registered one (by a package that has been imported)"
+        raise ValueError(f"env must be {rule}, got {env!r}: {error}") from error
     except gym.error.Error as error:
         raise ValueError(f"env must be an environment, or the id of a registered one, got {env!r}: {error}") from error

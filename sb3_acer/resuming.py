@@ -16,6 +16,7 @@ import cloudpickle
 import numpy as np
 import torch as th
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import configure
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, RolloutReturn
 from stable_baselines3.common.vec_env import VecEnv
 
@@ -161,7 +162,8 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         with opened(training, "npz") as file, named(training):
             resumed = read_state(file, "the checkpoint")
             resumed.update(pickle.loads(resumed.pop("pickled").tobytes()))
-            missing = {"env", "elapsed", "counters", "callback_envs", "logger", *_random_states()} - set(resumed)
+            needed = {"env", "elapsed", "log_folder", "counters", "callback_envs", "logger", *_random_states()}
+            missing = needed - set(resumed)
             if missing:
                 raise ValueError(f"the checkpoint must be whole, got one without {', '.join(sorted(missing))}")
         buffers = [found.path / _of_rank(_BUFFER, each) for each in range(n_ranks)]
@@ -269,10 +271,12 @@ class ResumableAlgorithm(DataParallelAlgorithm):
             # The base class counts from the present step; the interrupted call began at another.
             start = self._num_timesteps_at_start
             rest = start + total_timesteps - self.num_timesteps
+            custom_logger = self._custom_logger
+            self._log_to(self._resumed["log_folder"])
             try:
                 prepared = super()._setup_learn(rest, callback, False, tb_log_name, progress_bar)
             finally:
-                self._num_timesteps_at_start = start
+                self._num_timesteps_at_start, self._custom_logger = start, custom_logger
             self.start_time -= self._resumed["elapsed"]
         else:
             self._n_rollouts = 0
@@ -281,6 +285,12 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         if self._checkpoints is not None:
             self._plan_checkpoint(self._checkpoints[1])
         return prepared
+
+    def _log_to(self, folder: str) -> None:
+        """Log to tensorboard where the interrupted call did; the base class would take the newest folder."""
+        if self.tensorboard_log is not None and not self._custom_logger and folder and Path(folder).is_dir():
+            self._logger = configure(folder, ["tensorboard", *(["stdout"] if self.verbose else [])])
+            self._custom_logger = True
 
     def _plan_checkpoint(self, freq: int) -> None:
         self._next_checkpoint = (self.num_timesteps // freq + 1) * freq
@@ -345,7 +355,8 @@ class ResumableAlgorithm(DataParallelAlgorithm):
             pickled = {name: process.pop(name) for name in ("counters", "callback_envs", "logger")}
         else:
             elapsed = time.time_ns() - self.start_time if self.start_time else 0
-            process = {"elapsed": elapsed, **_random_states()}
+            log_folder = self._logger.dir if hasattr(self, "_logger") else None
+            process = {"elapsed": elapsed, "log_folder": log_folder or "", **_random_states()}
             pickled = self._callback_states()
         assert self.env is not None
         env = get_env_state(self.env)

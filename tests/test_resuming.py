@@ -617,3 +617,16 @@ def test_training_within_a_callback_does_not_end_the_checkpoints_of_the_outer_on
 
     make_model().learn(96, Nested(), checkpoint=tmp_path)
     assert find_checkpoint(tmp_path) is not None
+
+
+def test_a_run_goes_on_in_its_own_folder_of_tensorboard(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    logs = tmp_path / "logs"
+    for name in ("first", "second"):
+        with pytest.raises(Killed):
+            make_model(tensorboard_log=logs).learn(96, KillAt(80), checkpoint=tmp_path / name, checkpoint_freq=32)
+    assert files_of(tmp_path / "first")
+    for name, number in (("first", 1), ("second", 2)):
+        model = make_model(tensorboard_log=logs).learn(96, checkpoint=tmp_path / name)
+        assert Path(model.logger.get_dir() or "") == logs / f"ACER_{number}"
+    assert sorted(path.name for path in logs.iterdir()) == ["ACER_1", "ACER_2"]

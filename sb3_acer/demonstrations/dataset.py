@@ -19,6 +19,7 @@ from sb3_acer.distributions import Categorical
 from sb3_acer.frames import find_frame_stack
 from sb3_acer.policies import ACERPolicy
 from sb3_acer.rollouts import normalize_of_policy
+from sb3_acer.storage import opened
 
 
 class Agent(Protocol):
@@ -295,11 +296,11 @@ def _read(path: str | Path | None, arrays: Mapping[str, np.ndarray] | None) -> d
         raise ValueError(f"one of expert_path and traj_data must be given, got {'neither' if path is None else 'both'}")
     if path is not None:
         require(isinstance(path, (str, Path)), "expert_path", "a path", path)
-        with open(path, "rb") as opened:
-            require(zipfile.is_zipfile(opened), "expert_path", "an npz file", str(path))
-        with np.load(path, allow_pickle=False) as file:
+        with opened(path, "npz", "expert_path") as file:
+            require(zipfile.is_zipfile(file), "expert_path", "an npz file", str(path))
+            found = np.load(file, allow_pickle=False)
             try:
-                arrays = {key: file[key] for key in (*KEYS, *END_KEYS, *MASK_KEYS) if key in file}
+                arrays = {key: found[key] for key in (*KEYS, *END_KEYS, *MASK_KEYS) if key in found}
             except ValueError as error:
                 raise ValueError(
                     f"expert_path must hold arrays of numbers or text, got pickled objects in {str(path)!r}: if you "

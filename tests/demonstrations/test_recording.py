@@ -151,6 +151,12 @@ def test_images_are_read_as_they_were_recorded(n_channels: int, tmp_path: Path) 
     assert dataset.observations_for(model, np.array([5])).shape == (1, n_channels, 40, 36)
 
 
+def test_the_suffix_of_a_recording_may_be_left_out(tmp_path: Path) -> None:
+    arrays = generate_expert_traj(Watcher(), tmp_path / "one", Recorder(), n_episodes=1)
+    dataset = ExpertDataset(tmp_path / "one", verbose=0)
+    np.testing.assert_array_equal(dataset.rewards, arrays["rewards"])
+
+
 def test_the_images_of_an_earlier_recording_stay(tmp_path: Path) -> None:
     pytest.importorskip("cv2")
     space = spaces.Box(0, 255, (40, 36, 1), np.uint8)
