@@ -407,22 +407,21 @@ def record_video(arguments: list[str]) -> None:
     run_module("record-video", SAVED_AGENT, arguments)
 
 
-def run_with_checkpoints(arguments: list[str]) -> int:
+def run_to_record(arguments: list[str]) -> int:
     """
     :param arguments: of record-training, which exits if there is no such run
-    :return: number of the run asked for, or of the newest one that has checkpoints
+    :return: number of the run asked for, or of the newest one that has checkpoints, or of the newest one with an agent
     """
     parser = experiment_parser()
     parser.add_argument("--exp-id", type=int, default=0)
     options = parser.parse_known_args(arguments)[0]
     folder, env_name = Path(options.log_folder, options.algo), EnvironmentName(options.env)
-    number: int = options.exp_id or [*runs_with(CHECKPOINT_FILES, folder, env_name), 0][0]
+    with_checkpoints, with_agents = (runs_with(files, folder, env_name) for files in (CHECKPOINT_FILES, "*.zip"))
+    number: int = options.exp_id or [*with_checkpoints, *with_agents, 0][0]
     run = folder / f"{env_name}_{number}" if number > 0 else folder  # as in the zoo, whose -1 is a folder without runs
-    if not any(run.glob(CHECKPOINT_FILES)) and not asks_for_help(arguments):
+    if not any(run.glob("*.zip")) and not asks_for_help(arguments):
         advice = f"{command('train', options.algo, options.env, options.log_folder)} --save-freq N"
-        sys.exit(
-            f"sb3-acer record-training: {run} must have checkpoints of {options.env}, got none. To save some: {advice}"
-        )
+        sys.exit(f"sb3-acer record-training: {run} must have agents of {options.env}, got none. To save some: {advice}")
     return number
 
 
@@ -431,7 +430,7 @@ def record_training(arguments: list[str]) -> None:
     with ffmpeg_on_path() as found:
         if not found:
             sys.exit("sb3-acer record-training: ffmpeg is needed to join the videos: install ffmpeg")
-        run = ["--exp-id", str(run_with_checkpoints(arguments))]
+        run = ["--exp-id", str(run_to_record(arguments))]
         try:
             run_module("record-training", SAVED_AGENT, [*arguments, *run])
         except AssertionError as error:

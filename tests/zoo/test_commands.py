@@ -316,10 +316,11 @@ def test_record_training_joins_a_video_of_each_checkpoint(
     ("given", "run"),
     [((), "logs/acer"), (("--exp-id", "1"), "logs/acer/CartPole-v1_1"), (("--exp-id", "-1"), "logs/acer")],
 )
-def test_a_progress_that_was_not_saved_is_one_line(given: tuple[str, ...], run: str, trained: tuple[Path, str]) -> None:
-    expected = f"{run} must have checkpoints of CartPole-v1, got none. To save some: sb3-acer train --save-freq N"
+def test_a_progress_that_was_not_saved_is_one_line(given: tuple[str, ...], run: str, shell: Path) -> None:
+    (shell / "logs/acer/CartPole-v1_1").mkdir(parents=True)
+    expected = f"{run} must have agents of CartPole-v1, got none. To save some: sb3-acer train --save-freq N"
     with pytest.raises(SystemExit, match=f"^sb3-acer record-training: {re.escape(expected)}$"):
-        sb3_acer("record-training", *given, cwd=trained[0])
+        sb3_acer("record-training", *given, cwd=shell)
 
 
 def test_without_ffmpeg_record_training_says_so_at_once(shell: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,7 +333,7 @@ def test_without_ffmpeg_record_training_says_so_at_once(shell: Path, monkeypatch
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("record-training", "logs/acer must have checkpoints of CartPole-v1, got none"),
+        ("record-training", "logs/acer must have agents of CartPole-v1, got none"),
         ("benchmark", "No such file or directory: 'logs'"),
         ("plot-train", "logs/acer must have a run of CartPole-v1 with *.monitor.csv, got none"),
     ],
