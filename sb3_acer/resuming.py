@@ -227,22 +227,12 @@ class ResumableAlgorithm(DataParallelAlgorithm):
             stack.callback(self._leave_call, *outer)
             if folder is not None:
                 distributed.require_equal({"checkpoint_freq": checkpoint_freq, "checkpoint_keep": checkpoint_keep})
-                self._run = distributed.from_first(self._run)
-                found = distributed.together(lambda: find_undamaged(folder))[0]
-                if self._resumed is not None:
-                    distributed.together(lambda: require_own(folder, self._run))
-                elif found is not None:
-                    self._take_over(found, 0 if reset_num_timesteps else self.num_timesteps)
+                found = self._join_run(folder, 0 if reset_num_timesteps else self.num_timesteps)
             self._checkpoints = None if folder is None else (folder, checkpoint_freq, checkpoint_keep)
             begins_next = not reset_num_timesteps and found is None and self.num_timesteps >= self._total_timesteps
             self._continues = self._resumed is not None and not begins_next
             first = self.num_timesteps if self._continues else None
-            if self._continues and self.num_timesteps >= self._num_timesteps_at_start + total_timesteps:
-                warnings.warn(
-                    f"there is nothing left to train: the checkpoint has this run of {total_timesteps} steps at step "
-                    f"{self.num_timesteps}. A longer run needs more steps, another run another folder",
-                    stacklevel=3,
-                )
+            self._warn_of_nothing_left(total_timesteps)
             super().learn(
                 total_timesteps,
                 callback,
@@ -255,6 +245,30 @@ class ResumableAlgorithm(DataParallelAlgorithm):
             if self._checkpoints is not None and self.num_timesteps != first:
                 self.save_checkpoint(*self._checkpoints[::2])
         return self
+
+    def _join_run(self, folder: Path, start: int) -> Checkpoint | None:
+        """
+        Continue the run that a folder has checkpoints of, if it has any.
+
+        :param folder: folder of checkpoints
+        :param start: number of steps before this call of learn
+        :return: the newest checkpoint, None if there is none
+        """
+        self._run = distributed.from_first(self._run)
+        found = distributed.together(lambda: find_undamaged(folder))[0]
+        if self._resumed is not None:
+            distributed.together(lambda: require_own(folder, self._run))
+        elif found is not None:
+            self._take_over(found, start)
+        return found
+
+    def _warn_of_nothing_left(self, total_timesteps: int) -> None:
+        if self._continues and self.num_timesteps >= self._num_timesteps_at_start + total_timesteps:
+            warnings.warn(
+                f"there is nothing left to train: the checkpoint has this run of {total_timesteps} steps at step "
+                f"{self.num_timesteps}. A longer run needs more steps, another run another folder",
+                stacklevel=4,
+            )
 
     def _leave_call(self, checkpoints: tuple[Path, int, int] | None, continues: bool) -> None:
         self._checkpoints, self._continues = checkpoints, continues
@@ -322,13 +336,13 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         self._require_same_arguments(saved)
         of_call = ("_checkpoints", "_log_interval", "_early_logs", "_use_masking")
         own = ("_logger", "_custom_logger", "verbose", "tensorboard_log", *of_call)
+        saved._restore_env(found)
         if saved.num_timesteps < self.num_timesteps:
             warnings.warn(
                 f"the agent goes back from step {self.num_timesteps} to its checkpoint at step {saved.num_timesteps}",
                 stacklevel=4,
             )
         vars(self).update({name: value for name, value in vars(saved).items() if name not in own})
-        self._restore_env(found)
         if self.verbose and distributed.rank() == 0:
             print(f"Continuing from {found.path}, saved at step {self.num_timesteps}")
 

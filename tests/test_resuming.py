@@ -551,13 +551,18 @@ def test_a_call_that_is_refused_writes_no_checkpoints_later(tmp_path: Path) -> N
 def test_a_refused_checkpoint_leaves_environments_and_statistics_as_they_were(tmp_path: Path) -> None:
     make = normalized("Pendulum-v1")
     ACER("MlpPolicy", make(), **SMALL).learn(96, checkpoint=tmp_path)
-    other = ACER("MlpPolicy", make(), gamma=0.5, **SMALL)
-    other.learn(8)
-    other._n_updates = 0  # as if it had only acted
-    before = state_of(other)
-    with pytest.raises(ValueError, match=r"gamma must be 0\.99, as in the checkpoint"):
-        other.learn(96, checkpoint=tmp_path)
-    require_same(state_of(other), before)
+    clipped = VecNormalize(make_vec_env("Pendulum-v1", 2, seed=5), clip_obs=3.0)
+    for env, gamma, message in (
+        (make(), 0.5, r"gamma must be 0\.99, as in the checkpoint"),
+        (clipped, 0.99, "clip_obs"),
+    ):
+        other = ACER("MlpPolicy", env, gamma, **SMALL)
+        env.reset()
+        env.step(np.zeros((2, 1)))  # changes the statistics
+        before = state_of(other)
+        with pytest.raises(ValueError, match=message):
+            other.learn(96, checkpoint=tmp_path)
+        require_same(state_of(other), before)
 
 
 def test_an_agent_that_has_learnt_is_not_replaced_by_another_run(tmp_path: Path) -> None:
