@@ -95,14 +95,18 @@ def alone_in(folder: Path) -> Iterator[None]:
     :raises OSError: if nothing can be written there
     """
     folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock((folder / _LOCK).resolve(), is_singleton=True)
     try:
-        with FileLock((folder / _LOCK).resolve(), _PATIENCE, is_singleton=True):
-            yield
+        lock.acquire(_PATIENCE)
     except Timeout as error:
         raise ValueError(
             f"checkpoint must be a folder that one program writes to at a time, got {str(folder)!r}, to which another "
             "program is writing"
         ) from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def require_own(folder: Path, run: str) -> None:
