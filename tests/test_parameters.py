@@ -343,3 +343,15 @@ def test_gradients_of_several_types_are_clipped_together() -> None:
     flat.clip_grad_norm(0.5 * flat.clip_grad_norm(None))
     for parameter, gradient in zip(network.parameters(), before, strict=True):
         th.testing.assert_close(parameter.grad, 0.5 * gradient)
+
+
+def test_a_gradient_that_was_replaced_is_the_one_that_is_followed() -> None:
+    network = nn.Linear(3, 2)
+    flat = FlatParameters(network)
+    optimizer = flat.make_optimizer(th.optim.SGD, 0.1, {})
+    flat.zero_grad()
+    network(th.ones(1, 3)).sum().backward()
+    before, replaced = network.weight.detach().clone(), 3 * th.as_tensor(network.weight.grad)
+    network.weight.grad = replaced.clone()
+    optimizer.step()
+    th.testing.assert_close(network.weight.detach(), before - 0.1 * replaced)

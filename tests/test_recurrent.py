@@ -490,6 +490,15 @@ def test_warming_up_equals_acting_and_has_no_dropout() -> None:
     assert policy.training
 
 
+def test_warming_up_leaves_the_mode_as_it_was() -> None:
+    policy = recurrent_policy()
+    given = a_slot(policy, some_endings(5, 3))
+    for training in (False, True):
+        policy.set_training_mode(training)
+        policy.warm_up(given, 3)
+        assert policy.training is training
+
+
 def gradients_of(
     policy: ACERPolicy, states: th.Tensor, found: Iterable[tuple[Evaluation, Sequence[th.Tensor]]]
 ) -> list[th.Tensor]:
