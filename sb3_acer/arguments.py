@@ -184,7 +184,7 @@ def check_env(env: Any) -> Any:
     :raises ValueError: if it is none
     """
     is_env = hasattr(env, "reset") and hasattr(env, "step") and not isinstance(env, type)
-    rule = "an environment, vectorised ones those of stable-baselines3 (make_vec_env)"
+    rule = "an environment, or a VecEnv of stable-baselines3 (make_vec_env)"
     require(is_env and not isinstance(env, gym.vector.VectorEnv), "env", rule, env)
     return env
 

@@ -159,7 +159,8 @@ class SequenceReplayBuffer(ReplayBuffer):
 
     def _finish_if_complete(self) -> None:
         """
-        Move a complete rollout into its slot. If Ctrl-C interrupts this, it is done before the buffer is used again.
+        Move a complete rollout into its slot. If Ctrl-C interrupts this, it is done again before the next step is added
+        and before the buffer is saved.
         """
         if self._ring is None or self.step < self.n_steps:
             return
