@@ -88,12 +88,12 @@ class Family(ABC):
         return self.statistics(th.from_numpy(outputs), None, None if masks is None else th.from_numpy(masks)).numpy()
 
     @abstractmethod
-    def backward(self, stats: th.Tensor, of_stats: th.Tensor) -> tuple[th.Tensor, th.Tensor | None]:
+    def backward(self, stats: th.Tensor, stats_gradient: th.Tensor) -> tuple[th.Tensor, th.Tensor | None]:
         """
         From gradients with respect to the statistics to those with respect to what :meth:`statistics` made them of.
 
         :param stats: what :meth:`statistics` returned, ``[N, P]``
-        :param of_stats: gradient with respect to them, ``[N, P]``
+        :param stats_gradient: gradient with respect to them, ``[N, P]``
         :return: gradients with respect to ``outputs``, ``[N, n_outputs]``, and ``log_std``, ``[n_log_std]``; None for
             the latter if ``n_log_std`` is 0
         """
@@ -376,8 +376,8 @@ class Categorical(Family):
         outputs = outputs if masks is None else outputs.where(masks, -th.inf)
         return self._joined(self._factors(outputs, absent=-th.inf).softmax(-1))
 
-    def backward(self, stats: th.Tensor, of_stats: th.Tensor) -> tuple[th.Tensor, th.Tensor | None]:
-        return self._joined(_softmax_backward(self._factors(stats), self._factors(of_stats))), None
+    def backward(self, stats: th.Tensor, stats_gradient: th.Tensor) -> tuple[th.Tensor, th.Tensor | None]:
+        return self._joined(_softmax_backward(self._factors(stats), self._factors(stats_gradient))), None
 
     def check_masks(self, masks: Any, n_rows: int, row_name: str = "row") -> np.ndarray:
         given = np.asarray(masks)
@@ -488,8 +488,8 @@ class Enumerated(Categorical):
     def statistics(self, outputs: th.Tensor, log_std: th.Tensor | None, masks: th.Tensor | None = None) -> th.Tensor:
         return (outputs if masks is None else outputs.where(masks, -th.inf)).softmax(-1)
 
-    def backward(self, stats: th.Tensor, of_stats: th.Tensor) -> tuple[th.Tensor, th.Tensor | None]:
-        return _softmax_backward(stats, of_stats), None
+    def backward(self, stats: th.Tensor, stats_gradient: th.Tensor) -> tuple[th.Tensor, th.Tensor | None]:
+        return _softmax_backward(stats, stats_gradient), None
 
     def act(self, stats: np.ndarray, noise: np.ndarray) -> np.ndarray:
         # numpy takes a third of torch's time for so few numbers.
@@ -573,9 +573,10 @@ class DiagonalGaussian(Family):
         stats[:, : self.n_components], stats[:, self.n_components :] = outputs, np.exp(log_std)
         return stats
 
-    def backward(self, stats: th.Tensor, of_stats: th.Tensor) -> tuple[th.Tensor, th.Tensor | None]:
-        of_mean, of_std = of_stats.chunk(2, -1)
-        return of_mean, of_std.sum(0).mul_(stats[0, self.n_components :])  # the rows have one standard deviation
+    def backward(self, stats: th.Tensor, stats_gradient: th.Tensor) -> tuple[th.Tensor, th.Tensor | None]:
+        mean_gradient, std_gradient = stats_gradient.chunk(2, -1)
+        std = stats[0, self.n_components :]  # all rows have the same
+        return mean_gradient, std_gradient.sum(0).mul_(std)
 
     def log_prob(self, stats: th.Tensor, actions: th.Tensor) -> th.Tensor:
         mean, std = stats.chunk(2, -1)
@@ -614,8 +615,8 @@ class DiagonalGaussian(Family):
         scores = self._gradient(distances / std, (distances.square() - 1) / std)
         return (weights.unsqueeze(-1) * scores).sum(-2)
 
-    def _gradient(self, of_mean: th.Tensor, of_std: th.Tensor) -> th.Tensor:
-        return th.cat((of_mean, of_std if self.learn_log_std else th.zeros_like(of_std)), -1)
+    def _gradient(self, mean_gradient: th.Tensor, std_gradient: th.Tensor) -> th.Tensor:
+        return th.cat((mean_gradient, std_gradient if self.learn_log_std else th.zeros_like(std_gradient)), -1)
 
     def sample(self, stats: th.Tensor, noise: th.Tensor) -> th.Tensor:
         mean, std = stats.chunk(2, -1)

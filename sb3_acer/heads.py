@@ -15,10 +15,10 @@ from sb3_acer.estimators import dueling
 from sb3_acer.mlp import ACTIVATIONS, add_product
 
 _WIDTH = 64
-"""units of the dueling head's hidden layer, at most: it has more rows than all others, one for each action judged"""
+"""units of the dueling head's hidden layer, at most: it has more rows than all others, one for each action evaluated"""
 
 
-class Judgement(NamedTuple):
+class CriticOutput(NamedTuple):
     """A critic's output for N rows, without gradients. The first T * B rows are T steps of B sequences."""
 
     values: th.Tensor
@@ -69,7 +69,7 @@ class QHead(nn.Module):
 
     def forward(
         self, q: th.Tensor, stats: th.Tensor, actions: th.Tensor, n_samples: int, rng: np.random.Generator
-    ) -> Judgement:
+    ) -> CriticOutput:
         """
         :param q: Q of every action, ``[N, P]``, the first T * B rows those of the steps
         :param stats: statistics of pi in the same rows, ``[N, P]``
@@ -80,10 +80,10 @@ class QHead(nn.Module):
         shape = actions.shape[:2]
         q_steps, weights = (rows[: shape.numel()].view(*shape, -1) for rows in (q, stats))
 
-        def backward(of_q: th.Tensor, of_values: th.Tensor | None) -> th.Tensor:
-            return th.zeros_like(q).scatter_(1, actions.flatten(0, 1), of_q.view(-1, 1))
+        def backward(q_gradient: th.Tensor, value_gradient: th.Tensor | None) -> th.Tensor:
+            return th.zeros_like(q).scatter_(1, actions.flatten(0, 1), q_gradient.view(-1, 1))
 
-        return Judgement(
+        return CriticOutput(
             self.values(q, stats),
             q_steps.gather(-1, actions).squeeze(-1),
             _every_action(q.shape[-1], q.device).expand(*q_steps.shape, 1),
@@ -144,7 +144,7 @@ class DuelingHead(nn.Module):
 
     def forward(
         self, outputs: th.Tensor, stats: th.Tensor, actions: th.Tensor, n_samples: int, rng: np.random.Generator
-    ) -> Judgement:
+    ) -> CriticOutput:
         """
         :param outputs: V and the latent features' part of A's hidden layer, ``[N, 1 + W]``, the first T * B rows those
             of the steps
@@ -167,20 +167,22 @@ class DuelingHead(nn.Module):
         q_values = dueling(values[:n_rows], advantages[:, n_samples:], advantages[:, :n_samples])
 
         # The correction takes Q~ of the candidates as constants.
-        def backward(of_q: th.Tensor, of_values: th.Tensor | None) -> th.Tensor:
-            of_q, n_learnt = of_q.flatten(), n_samples + 1
-            of_advantages = th.cat(((of_q / -n_samples).expand(n_samples, -1), of_q.unsqueeze(0)))
-            rows = of_advantages.unsqueeze(-1) * self.advantage.weight
-            of_hidden = self.activation.backward(rows, hidden[:n_learnt])
-            of_outputs = th.zeros_like(outputs)
-            of_outputs[:n_rows, 0] = of_q if of_values is None else of_q + of_values.flatten()
-            of_outputs[:n_rows, 1:] = of_hidden.sum(0)
-            add_product(self.action.weight, of_hidden.flatten(0, 1).t(), encoded[:n_learnt].flatten(0, 1))
-            add_product(self.advantage.weight, of_advantages.view(1, -1), hidden[:n_learnt].flatten(0, 1))
-            return of_outputs
+        def backward(q_gradient: th.Tensor, value_gradient: th.Tensor | None) -> th.Tensor:
+            q_gradient, n_learnt = q_gradient.flatten(), n_samples + 1
+            advantage_gradient = th.cat(((q_gradient / -n_samples).expand(n_samples, -1), q_gradient.unsqueeze(0)))
+            rows = advantage_gradient.unsqueeze(-1) * self.advantage.weight
+            hidden_gradient = self.activation.backward(rows, hidden[:n_learnt])
+            output_gradient = th.zeros_like(outputs)
+            output_gradient[:n_rows, 0] = q_gradient
+            if value_gradient is not None:
+                output_gradient[:n_rows, 0] += value_gradient.flatten()
+            output_gradient[:n_rows, 1:] = hidden_gradient.sum(0)
+            add_product(self.action.weight, hidden_gradient.flatten(0, 1).t(), encoded[:n_learnt].flatten(0, 1))
+            add_product(self.advantage.weight, advantage_gradient.view(1, -1), hidden[:n_learnt].flatten(0, 1))
+            return output_gradient
 
         candidate_values = q_values[:, 1:].view(*shape, -1)
-        return Judgement(
+        return CriticOutput(
             values,
             q_values[:, 0].view(shape),
             candidates.transpose(0, 1).view(*shape, n_samples, -1),

@@ -68,7 +68,7 @@ class Chain:
     """
     Modules one after another: what ``nn.Sequential`` computes. Linear layers with tanh or ReLU between them are run
     without the cost of calling modules, a third of a small network's time, and differentiated by hand, see
-    :class:`Pass`; but not while they have hooks.
+    :class:`ForwardPass`; but not while they have hooks.
 
     :param modules: the modules; the parts of an ``nn.Sequential`` count as single modules
     """
@@ -154,13 +154,13 @@ class Chain:
                 outputs.append(output if activation is None else activation.overwriting(output))
         return outputs
 
-    def backward(self, outputs: Sequence[th.Tensor], gradient: th.Tensor, of_input: bool) -> th.Tensor | None:
+    def backward(self, outputs: Sequence[th.Tensor], gradient: th.Tensor, input_too: bool) -> th.Tensor | None:
         """
         Add the parameters' gradients to their ``grad``.
 
         :param outputs: what :meth:`forward` returned
         :param gradient: with respect to the last output
-        :param of_input: whether the gradient with respect to the input is needed
+        :param input_too: whether the gradient with respect to the input is needed
         :return: the gradient with respect to the input
         """
         assert self._layers is not None
@@ -171,12 +171,12 @@ class Chain:
             add_product(weight, gradient.t(), outputs[index])
             if bias is not None:
                 add_gradient(bias, gradient.sum(0))
-            if index or of_input:
+            if index or input_too:
                 gradient = gradient.mm(weight)
-        return gradient if of_input else None
+        return gradient if input_too else None
 
 
-class Pass:
+class ForwardPass:
     """
     A forward pass through a chain, and the backward pass. Linear layers with tanh or ReLU are differentiated by hand:
     autograd's record of each operation is a third of a small network's time. The backward pass adds to ``grad`` of the
@@ -205,8 +205,8 @@ class Pass:
         if not self._by_hand:
             output = self._outputs[-1]
             return (output, gradient) if output.requires_grad else None
-        of_input = self._chain.backward(self._outputs, gradient, self._input.requires_grad)
-        return None if of_input is None else (self._input, of_input)
+        input_gradient = self._chain.backward(self._outputs, gradient, self._input.requires_grad)
+        return None if input_gradient is None else (self._input, input_gradient)
 
 
 def _flatten(modules: Sequence[nn.Module]) -> Iterator[nn.Module]:

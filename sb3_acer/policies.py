@@ -34,7 +34,7 @@ from sb3_acer.checks import (
 )
 from sb3_acer.distributions import make_family
 from sb3_acer.heads import DuelingHead, QHead
-from sb3_acer.mlp import Chain, Pass, add_gradient
+from sb3_acer.mlp import Chain, ForwardPass, add_gradient
 from sb3_acer.parameters import FlatParameters
 from sb3_acer.prediction import PredictionInterface
 from sb3_acer.recurrent import GRU, LSTM, Identity, LayerNormLSTM, Recurrent
@@ -53,15 +53,16 @@ class Evaluation(NamedTuple):
     q_values: th.Tensor
     """Q(x_t, a_t), ``[T, B]``"""
     candidates: th.Tensor
-    """see :class:`~sb3_acer.heads.Judgement`, ``[T, B, K, D]``"""
+    """see :class:`~sb3_acer.heads.CriticOutput`, ``[T, B, K, D]``"""
     weights: th.Tensor
     """weights of the candidates, ``[T, B, K]``"""
     candidate_values: th.Tensor
     """Q(x_t, .) of the candidates, ``[T, B, K]``"""
     backward: Callable[..., None]
     """
-    ``backward(of_stats, of_q_values, of_values=None)`` adds gradients to ``grad`` of the parameters, from those with
-    respect to ``stats``, ``q_values``, and ``values`` where the critic has a V of its own. It can be called once.
+    ``backward(stats_gradient, q_gradient, value_gradient=None)`` adds gradients to ``grad`` of the parameters, from
+    those with respect to ``stats``, ``q_values``, and ``values`` where the critic has a V of its own. It can be called
+    once.
     """
 
 
@@ -438,12 +439,12 @@ class ACERPolicy(PredictionInterface):
             log_std_array = None if log_std is None else log_std.detach().numpy()
             return self.family.statistics_of_arrays(outputs, log_std_array, masks), states
         with th.no_grad():  # not inference_mode: a module may keep these tensors for training
-            of_rows = None if masks is None else th.from_numpy(masks).to(self.device)
-            tensors = obs_as_tensor(observations, self.device), th.from_numpy(states).to(self.device), of_rows
+            valid = None if masks is None else th.from_numpy(masks).to(self.device)
+            tensors = obs_as_tensor(observations, self.device), th.from_numpy(states).to(self.device), valid
             stats, after = self.step(*tensors)
         return stats.cpu().numpy(), after.cpu().numpy()
 
-    def judge(
+    def stats_and_values(
         self, observations: PyTorchObs, states: th.Tensor, masks: th.Tensor | None = None
     ) -> tuple[th.Tensor, th.Tensor]:
         latent, q_latent, _ = self._step(*self._features(observations), states)
@@ -477,8 +478,8 @@ class ACERPolicy(PredictionInterface):
         with th.no_grad():
             rows = map_observations(lambda rows: rows[:n_steps].flatten(0, 1), batch.observations)
             features, q_features = (each.view(*ends.shape, -1) for each in self._features(rows))
-            for step, of_step in enumerate(ends):
-                states = self._step(features[step], q_features[step], states)[2] * ~of_step.unsqueeze(-1)
+            for step, ended in enumerate(ends):
+                states = self._step(features[step], q_features[step], states)[2] * ~ended.unsqueeze(-1)
         self.set_training_mode(training)
         return states
 
@@ -496,46 +497,47 @@ class ACERPolicy(PredictionInterface):
         if self.state_size:
             latent, q_latent = self._sequence(latent, q_latent, batch.states, batch.ends, final_steps)
         masks, final_masks = batch.masks, batch.final_masks
-        of_rows = None if masks is None or final_masks is None else _stack_rows(masks, final_masks)
+        valid = None if masks is None or final_masks is None else _stack_rows(masks, final_masks)
         with th.inference_mode():
-            passes = Pass(self._pi_chain, latent), Pass(self._q_chain, q_latent)
-            stats = self.family.statistics(passes[0].output, self.log_std, of_rows)
-            judgement = self.q_head.forward(passes[1].output, stats, batch.actions, n_samples, rng)
+            passes = ForwardPass(self._pi_chain, latent), ForwardPass(self._q_chain, q_latent)
+            stats = self.family.statistics(passes[0].output, self.log_std, valid)
+            critic = self.q_head.forward(passes[1].output, stats, batch.actions, n_samples, rng)
 
             n_rows = n_steps * n_sequences
-            next_values = judgement.values[n_sequences : n_rows + n_sequences]
+            next_values = critic.values[n_sequences : n_rows + n_sequences]
             if len(final_steps):
-                next_values = next_values.index_copy(0, final_steps, judgement.values[n_rows + n_sequences :])
+                next_values = next_values.index_copy(0, final_steps, critic.values[n_rows + n_sequences :])
             return Evaluation(
                 stats=stats[:n_rows].view(n_steps, n_sequences, -1),
-                values=judgement.values[:n_rows].view(n_steps, n_sequences),
+                values=critic.values[:n_rows].view(n_steps, n_sequences),
                 next_values=next_values.view(n_steps, n_sequences),
-                q_values=judgement.q_values,
-                candidates=judgement.candidates,
-                weights=judgement.weights,
-                candidate_values=judgement.candidate_values,
-                backward=partial(self._backward, [passes, stats, judgement]),
+                q_values=critic.q_values,
+                candidates=critic.candidates,
+                weights=critic.weights,
+                candidate_values=critic.candidate_values,
+                backward=partial(self._backward, [passes, stats, critic]),
             )
 
     def _backward(
         self,
         kept: list[Any],
-        of_stats: th.Tensor,
-        of_q_values: th.Tensor,
-        of_values: th.Tensor | None = None,
+        stats_gradient: th.Tensor,
+        q_gradient: th.Tensor,
+        value_gradient: th.Tensor | None = None,
     ) -> None:
         """``backward`` of an :class:`Evaluation`, given what :meth:`evaluate` kept for it, which is released."""
         if not kept:
             raise ValueError("backward must be called once for each evaluation, got another call")
-        passes, stats, judgement = kept
+        passes, stats, critic = kept
         kept.clear()
         with th.inference_mode():
-            of_steps = of_stats.flatten(0, 1)
-            n_others = len(stats) - len(of_steps)  # rows that are only bootstrapped from
-            of_outputs, of_log_std = self.family.backward(stats[: len(of_steps)], of_steps)
-            if self.log_std is not None and of_log_std is not None:
-                add_gradient(self.log_std, of_log_std)
-            gradients = F.pad(of_outputs, (0, 0, 0, n_others)), judgement.backward(of_q_values, of_values)
+            step_gradient = stats_gradient.flatten(0, 1)
+            n_steps = len(step_gradient)  # the other rows are only bootstrapped from
+            output_gradient, log_std_gradient = self.family.backward(stats[:n_steps], step_gradient)
+            if self.log_std is not None and log_std_gradient is not None:
+                add_gradient(self.log_std, log_std_gradient)
+            pi_gradient = F.pad(output_gradient, (0, 0, 0, len(stats) - n_steps))
+            gradients = pi_gradient, critic.backward(q_gradient, value_gradient)
             found = [each.backward(gradient) for each, gradient in zip(passes, gradients, strict=True)]
         rest = [pair for pair in found if pair is not None]
         if rest:

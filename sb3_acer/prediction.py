@@ -16,7 +16,7 @@ from sb3_acer.distributions import Family
 
 
 class PredictionInterface(BasePolicy, ABC):
-    """The methods that users know from SB3's policies, in terms of :meth:`step` and :meth:`judge`."""
+    """The methods that users know from SB3's policies, in terms of :meth:`step` and :meth:`stats_and_values`."""
 
     family: Family
     state_size: int
@@ -38,7 +38,7 @@ class PredictionInterface(BasePolicy, ABC):
         """
 
     @abstractmethod
-    def judge(
+    def stats_and_values(
         self, observations: PyTorchObs, states: th.Tensor, masks: th.Tensor | None = None
     ) -> tuple[th.Tensor, th.Tensor]:
         """
@@ -55,7 +55,7 @@ class PredictionInterface(BasePolicy, ABC):
         :param action_masks: see :meth:`predict`
         :return: V(x), ``[N, 1]``
         """
-        return self.judge(obs, *self._given(obs, states, action_masks))[1]
+        return self.stats_and_values(obs, *self._given(obs, states, action_masks))[1]
 
     def get_distribution(
         self, obs: PyTorchObs, states: th.Tensor | None = None, action_masks: Any = None
@@ -81,7 +81,7 @@ class PredictionInterface(BasePolicy, ABC):
         :return: V(x), ``[N, 1]``, the logarithm of the actions' probability or density, ``[N]``, and the entropy,
             ``[N]``
         """
-        stats, values = self.judge(obs, *self._given(obs, states, action_masks))
+        stats, values = self.stats_and_values(obs, *self._given(obs, states, action_masks))
         actions = actions.reshape(stats.shape[0], -1).to(self.family.action_dtype)
         return values, self.family.log_likelihood(stats, actions), self.family.distribution(stats).entropy()
 
@@ -227,7 +227,7 @@ class PredictionInterface(BasePolicy, ABC):
         :return: actions as the policy samples them, V(x), ``[N, 1]``, and the actions' log probability, ``[N]``
         """
         # SB3's distributions look at values, which torch's exporters cannot trace.
-        stats, values = self.judge(obs, *self._given(obs, None, action_masks))
+        stats, values = self.stats_and_values(obs, *self._given(obs, None, action_masks))
         actions = self._choose(stats, deterministic)
         log_prob = self.family.log_likelihood(stats, actions)
         return actions.squeeze(-1) if self.family.enumerable else actions, values, log_prob

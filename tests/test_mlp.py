@@ -4,7 +4,7 @@ import pytest
 import torch as th
 from torch import nn
 
-from sb3_acer.mlp import Chain, Pass
+from sb3_acer.mlp import Chain, ForwardPass
 
 MODULES: dict[str, tuple[type[nn.Module], ...]] = {
     "tanh": (nn.Tanh,),
@@ -45,7 +45,7 @@ def test_hooks_run_while_there_are_any(register: Any) -> None:
 
     def learn() -> list[th.Tensor]:
         module.zero_grad()
-        found = Pass(chain, inputs)
+        found = ForwardPass(chain, inputs)
         rest = found.backward(th.ones_like(found.output))
         if rest is not None:
             th.autograd.backward(*rest)
@@ -68,7 +68,7 @@ def test_weights_that_are_computed_from_others_learn(normalize: Any) -> None:
     module, inputs = network((nn.Tanh,), False), th.randn(3, 4, dtype=th.float64)
     normalize(module[0])
     expected = th.autograd.grad(module(inputs).sum(), list(module.parameters()))
-    found = Pass(Chain(module), inputs)
+    found = ForwardPass(Chain(module), inputs)
     rest = found.backward(th.ones_like(found.output))
     assert rest is not None
     th.autograd.backward(*rest)
@@ -96,7 +96,7 @@ def test_passes_have_the_outputs_and_gradients_of_their_modules(
     gradients = [tensor.grad for tensor in tensors]
     for tensor in tensors:
         tensor.grad = None
-    ours = Pass(chain, tensors[0])
+    ours = ForwardPass(chain, tensors[0])
     assert not ours.output.requires_grad
     for output in (ours.output, chain(tensors[0]), chain.without_gradients(tensors[0])):
         close(output, expected)
@@ -128,7 +128,7 @@ def test_gradients_are_added_to_what_is_there() -> None:
     chain, inputs = Chain(module), th.randn(3, 4, dtype=th.float64)
     gradients = []
     for _ in range(2):
-        found = Pass(chain, inputs)
+        found = ForwardPass(chain, inputs)
         assert found.backward(th.ones_like(found.output)) is None
         gradients.append([parameter.grad.clone() for parameter in module.parameters() if parameter.grad is not None])
     for once, twice in zip(*gradients, strict=True):
