@@ -48,6 +48,7 @@ def test_cartpole_is_solved_within_100_000_steps_on_every_seed(tmp_path: Path) -
         ("MiniGrid-KeyCorridorS3R1-v0", 0.92),
         ("MiniGrid-RedBlueDoors-6x6-v0", 0.95),
         ("MiniGrid-GoToDoor-5x5-v0", 0.85),
+        ("MiniGrid-PutNear-6x6-N2-v0", 0.7),
         ("MiniGrid-MemoryS7-v0", 0.9),
         ("popgym-PositionOnlyCartPoleEasy-v0", 0.95),
         ("popgym-PositionOnlyCartPoleMedium-v0", 0.95),
