@@ -17,7 +17,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from sb3_acer.checks import check_boolean, check_device, check_integer, require
 from sb3_acer.finite import LARGEST
 from sb3_acer.frames import FrameStack, make_frame_stack
-from sb3_acer.ring import Ring, bytes_needed
+from sb3_acer.ring import Ring
 from sb3_acer.sequences import SequenceBatch, by_key
 from sb3_acer.storage import read_state, write_state
 
@@ -460,10 +460,12 @@ class SequenceReplayBuffer(ReplayBuffer):
         return stacks
 
     def _make_ring(self, action: np.ndarray, behaviour: np.ndarray, states: np.ndarray, masked: bool) -> Ring:
-        of_spaces, examples = self._spaces(), (action, behaviour, states)
+        of_spaces, strict = self._spaces(), self.frame_stack is not None
         if masked:
             of_spaces[_INVALID] = _flags(behaviour)
-        needed = bytes_needed(self.n_slots, self.n_steps, of_spaces, self._stacks, *examples)
+        arguments = self.n_steps, of_spaces, self._stacks, strict, action, behaviour, states, self.storage_device
+        smallest = Ring(1, *arguments)  # to measure what a slot takes
+        needed = smallest.nbytes // smallest.n_slots * (self.n_slots + smallest.n_slots - 1)
         if self.storage_device.type == "cuda":
             available = th.cuda.mem_get_info(self.storage_device)[0]
         else:
@@ -475,8 +477,7 @@ class SequenceReplayBuffer(ReplayBuffer):
                 f"{self.n_envs} transitions",
                 stacklevel=3,
             )
-        strict = self.frame_stack is not None
-        return Ring(self.n_slots, self.n_steps, of_spaces, self._stacks, strict, *examples, self.storage_device)
+        return Ring(self.n_slots, *arguments)
 
     def _to_observations(
         self, columns: dict[str, th.Tensor], env: VecNormalize | None, device: th.device

@@ -56,6 +56,11 @@ class Column:
         if fill:
             self.ring.fill_(fill)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the ring."""
+        return self.ring.nbytes
+
     def write(self, step: int, rows: np.ndarray) -> None:
         """
         :param step: row of the rollout under way
@@ -184,6 +189,11 @@ class FrameColumn:
         self.older = SideTable({"frames": frames[0, :-1]}, device)
         """older frames of stacks that began anew"""
         self._last: np.ndarray | None = None  # observations of the last row, [n_envs, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """See :attr:`Column.nbytes`."""
+        return sum(column.nbytes for column in self._columns().values())
 
     def require_continues(self, rows: np.ndarray, starts: np.ndarray) -> None:
         """

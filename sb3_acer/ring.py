@@ -68,6 +68,12 @@ class Ring:
         for key, space in observation_spaces.items():
             self.observe(key, space)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all slots."""
+        columns = *self.steps.values(), *self.observations.values()
+        return self.states.nbytes + sum(column.nbytes for column in columns)
+
     def observe(self, key: str, space: spaces.Space[Any]) -> None:
         """
         Give the observations one more part, which is 0 in those that are stored.
@@ -200,24 +206,6 @@ class Ring:
         for key, rows in self.following.items():
             rows[...] = state["following"][key]
         self.finals.load_state_dict(state["finals"])
-
-
-def bytes_needed(
-    n_slots: int,
-    n_steps: int,
-    observation_spaces: dict[str, spaces.Space[Any]],
-    stacks: dict[str, FrameStack],
-    action: np.ndarray,
-    behaviour: np.ndarray,
-    states: np.ndarray,
-) -> int:
-    """Bytes of a :class:`Ring` with these arguments."""
-    n_envs = len(action)
-    of_row = action.nbytes + 4 * behaviour.size + 14 * n_envs  # 14: the other columns of a step
-    for key, space in observation_spaces.items():
-        n_bytes = n_envs * int(np.prod(space.shape or ())) * np.dtype(_dtype_of(space)).itemsize
-        of_row += n_bytes // stacks[key].n_frames + 5 * n_envs if key in stacks else n_bytes
-    return (n_slots + _n_spare(n_steps, stacks)) * (n_steps * of_row + states.nbytes)
 
 
 def _n_spare(n_steps: int, stacks: dict[str, FrameStack]) -> int:
