@@ -275,8 +275,6 @@ class ACER(StableBaselinesInterface):
 
     def _take_env(self, env: VecEnv) -> None:
         make_family(env.action_space)  # raises a ValueError for spaces that are not supported
-        if "features_extractor_class" not in self.policy_kwargs:
-            self.policy_class.check_observations(env.observation_space)
         self.env = env
         self.n_envs = env.num_envs
         self.observation_space = env.observation_space

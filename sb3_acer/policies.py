@@ -161,6 +161,7 @@ class ACERPolicy(PredictionInterface):
             "normalize_images": normalize_images,
         }.items():
             check_boolean(name, value)
+        self._check_observations(observation_space, features_extractor_class)
         if features_extractor_class is None:
             features_extractor_class = self.default_features_extractor
         recurrent_class = self.default_recurrent if recurrent_class is None else recurrent_class
@@ -228,24 +229,25 @@ class ACERPolicy(PredictionInterface):
         recurrent_class = policy_kwargs.get("recurrent_class") or cls.default_recurrent
         return RMSpropTFLike if recurrent_class is Identity else th.optim.Adam
 
-    @classmethod
-    def check_observations(cls, space: spaces.Space[Any]) -> None:
+    def _check_observations(self, space: spaces.Space[Any], extractor: type | None) -> None:
         """
-        :param space: the observation space
-        :raises ValueError: if the default features extractor is not made for it
+        :param extractor: the features extractor, None for the policy's own
+        :raises ValueError: if it is not made for these observations
         """
         for part in space.values() if isinstance(space, spaces.Dict) else [space]:
             require(_is_basic(part), "observation_space", _BASIC, space)
-        extractor = cls.default_features_extractor
-        suffix = "Policy" if cls.default_recurrent is Identity else "LstmPolicy"
-        if isinstance(space, spaces.Dict):
-            fits = extractor not in (FlattenExtractor, NatureCNN)
-            require(fits, "policy", f"'MultiInput{suffix}' for Dict observations", cls.__name__)
-            return
-        fitting = f"Cnn{suffix}" if is_image_space(space) else f"Mlp{suffix}"
-        require(extractor is not CombinedExtractor, "policy", f"{fitting!r} for {space}", cls.__name__)
-        if extractor is FlattenExtractor and is_image_space(space):
-            warnings.warn(f"{cls.__name__} takes images for vectors: {fitting} has a network for images", stacklevel=5)
+        is_dict, is_image = isinstance(space, spaces.Dict), is_image_space(space)
+        own = self.default_features_extractor
+        misfits = (FlattenExtractor, NatureCNN) if is_dict else (CombinedExtractor,)
+        require(extractor not in misfits, "features_extractor_class", f"one that takes {space}", extractor)
+        if extractor is None:
+            name = type(self).__name__
+            suffix = "Policy" if self.default_recurrent is Identity else "LstmPolicy"
+            fitting = f"{'MultiInput' if is_dict else 'Cnn' if is_image else 'Mlp'}{suffix}"
+            rule = f"{fitting!r} for {'Dict observations' if is_dict else space}"
+            require(own not in misfits, "policy", rule, name)
+            if own is FlattenExtractor and is_image:
+                warnings.warn(f"{name} takes images for vectors: {fitting} has a network for images", stacklevel=5)
 
     def _build(self) -> None:
         """Make the networks and initialise them."""

@@ -30,7 +30,7 @@ from stable_baselines3.common.envs import (
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import KVWriter, Logger
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
-from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, CombinedExtractor, FlattenExtractor
 from stable_baselines3.common.utils import ConstantSchedule
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecFrameStack, VecNormalize
 from torch import nn
@@ -38,6 +38,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from sb3_acer import ACER, SequenceReplayBuffer
 from sb3_acer.arguments import OTHER_NAMES
+from sb3_acer.policies import ACERPolicy
 from sb3_acer.recurrent import LSTM
 from sb3_acer.sequences import SequenceBatch
 from sb3_acer.update import Update, metrics
@@ -930,6 +931,51 @@ def test_observations_that_are_no_dict_need_another_policy(policy: str, fitting:
         small(FakeImageEnv(), policy)
     with pytest.raises(ValueError, match="policy must fit the observations, got CnnPolicy: You should use NatureCNN"):
         small("CartPole-v1", "CnnPolicy")
+
+
+class PartX(BaseFeaturesExtractor):
+    """Of Dict observations the part x, and vectors as they are."""
+
+    def __init__(self, observation_space: spaces.Space[Any]) -> None:
+        super().__init__(observation_space, 4)
+
+    def forward(self, observations: Any) -> th.Tensor:
+        features: th.Tensor = observations["x"] if isinstance(observations, dict) else observations
+        return features
+
+
+class PolicyOfPartX(ACERPolicy):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{**kwargs, "features_extractor_class": PartX})
+
+
+@pytest.mark.parametrize("policy", ["MlpPolicy", PolicyOfPartX, "MultiInputPolicy"])
+@pytest.mark.parametrize("is_dict", [True, False])
+def test_with_an_own_features_extractor_every_policy_is_built_loaded_and_resumed(
+    policy: Any, is_dict: bool, tmp_path: Path
+) -> None:
+    kwargs = {} if policy is PolicyOfPartX else {"features_extractor_class": PartX}
+
+    def env() -> gym.Env[Any, Any]:
+        return in_a_dict() if is_dict else gym.make("CartPole-v1")
+
+    def stop(values: dict[str, Any], _: Any) -> bool:
+        return bool(values["self"].num_timesteps < 30)
+
+    model = small(env(), policy, policy_kwargs=kwargs).learn(60)
+    model.save(tmp_path / "agent")
+    assert th.equal(flat(ACER.load(tmp_path / "agent", env())), flat(model))
+    small(env(), policy, policy_kwargs=kwargs).learn(60, stop, checkpoint=tmp_path / "run")
+    resumed = small(env(), policy, policy_kwargs=kwargs).learn(60, checkpoint=tmp_path / "run")
+    assert th.equal(flat(resumed), flat(model))
+
+
+def test_a_features_extractor_of_other_observations_is_refused() -> None:
+    rule = "features_extractor_class must be one that takes "
+    with pytest.raises(ValueError, match=rf"{rule}Box\(.*, got <class '.*CombinedExtractor'>"):
+        small("CartPole-v1", policy_kwargs={"features_extractor_class": CombinedExtractor})
+    with pytest.raises(ValueError, match=rf"{rule}Dict\(.*, got <class '.*FlattenExtractor'>"):
+        small(in_a_dict(), "MultiInputPolicy", policy_kwargs={"features_extractor_class": FlattenExtractor})
 
 
 @pytest.mark.parametrize(
