@@ -669,18 +669,17 @@ def make_family(action_space: spaces.Space[Any], learn_log_std: bool = True) -> 
 
     :param action_space: the action space
     :param learn_log_std: see :class:`DiagonalGaussian`
-    :raises ValueError: for any other space, for MultiBinary of several dimensions, for an empty Box, and for NaN in
-        its bounds
+    :raises ValueError: for any other space, for MultiBinary of a shape, for an empty Box, and for NaN in its bounds
     """
     if isinstance(action_space, spaces.Discrete):
         return Enumerated(action_space)
     if isinstance(action_space, spaces.MultiDiscrete):
         return Categorical(action_space, action_space.nvec.flatten().tolist())
     if isinstance(action_space, spaces.MultiBinary):
-        if len(action_space.shape) > 1:
+        if not isinstance(action_space.n, int):  # SB3 asserts this, with the same words
             raise ValueError(
                 f"Multi-dimensional {action_space} action space is not supported: action_space must be Discrete, "
-                "MultiDiscrete, MultiBinary of one dimension, or Box"
+                "MultiDiscrete, MultiBinary of a number of bits, or Box"
             )
         return Binary(action_space)
     if isinstance(action_space, spaces.Box):

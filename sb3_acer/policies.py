@@ -98,7 +98,7 @@ class ACERPolicy(PredictionInterface):
     :param lr_schedule: learning rate as a function of the remaining progress (from 1 to 0)
     :param net_arch: widths of the hidden layers, ``dict(pi=[...], qf=[...])`` or a list for both; None: 64 and 64, or
         none behind a NatureCNN
-    :param activation_fn: activation function
+    :param activation_fn: class of the activation function, or a function that makes one
     :param ortho_init: whether to initialise orthogonally: gain sqrt(2), 0.01 for the outputs of the policy and of the
         dueling critic, 1 for the outputs Q
     :param log_std_init: initial logarithm of the standard deviation of continuous actions, which does not depend on the
@@ -166,12 +166,12 @@ class ACERPolicy(PredictionInterface):
             features_extractor_class = self.default_features_extractor
         recurrent_class = self.default_recurrent if recurrent_class is None else recurrent_class
         for name, given, parent in (
-            ("activation_fn", activation_fn, nn.Module),
             ("features_extractor_class", features_extractor_class, BaseFeaturesExtractor),
             ("recurrent_class", recurrent_class, Recurrent),
             ("optimizer_class", optimizer_class, th.optim.Optimizer),
         ):
             check_subclass(name, given, parent)
+        _check_activation(activation_fn)
         check_kwargs("features_extractor_kwargs", features_extractor_kwargs, features_extractor_class)
         check_kwargs("lstm_kwargs", lstm_kwargs)
         without_closure = not issubclass(optimizer_class, (th.optim.LBFGS, th.optim.SparseAdam))
@@ -217,7 +217,11 @@ class ACERPolicy(PredictionInterface):
         self._q_chain = Chain(self.q_net, *self.q_head.layers)
         self._acts_on_arrays = self._can_act_on_arrays()
         self.flat = FlatParameters(self)
-        self.optimizer = self.flat.make_optimizer(self.optimizer_class, lr_schedule(1), self.optimizer_kwargs)
+        try:
+            self.optimizer = self.flat.make_optimizer(self.optimizer_class, lr_schedule(1), self.optimizer_kwargs)
+        except ValueError as error:  # of torch
+            name = self.optimizer_class.__name__
+            raise ValueError(f"optimizer_kwargs must fit {name}, got {self.optimizer_kwargs}: {error}") from error
 
     @classmethod
     def default_optimizer(cls, policy_kwargs: Mapping[str, Any]) -> type[th.optim.Optimizer]:
@@ -544,6 +548,15 @@ class ACERPolicy(PredictionInterface):
         rest = [pair for pair in found if pair is not None]
         if rest:
             th.autograd.backward([tensor for tensor, _ in rest], [gradient for _, gradient in rest])
+
+
+def _check_activation(activation_fn: Any) -> None:
+    try:
+        is_module = isinstance(activation_fn(), nn.Module)
+    except Exception:  # whatever the function raises
+        is_module = False
+    rule = "a class of torch modules that needs no arguments, or a function that makes one"
+    require(is_module, "activation_fn", rule, activation_fn)
 
 
 _BASIC = "Box, Discrete or one-dimensional MultiDiscrete that begin at 0, MultiBinary, or a Dict of these"

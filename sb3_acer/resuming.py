@@ -31,7 +31,7 @@ from sb3_acer.checkpoint import (
     new_checkpoint,
     require_own,
 )
-from sb3_acer.checks import check_integer, require
+from sb3_acer.checks import check_boolean, check_integer, require
 from sb3_acer.data_parallel import DataParallelAlgorithm, generators_of_rank
 from sb3_acer.env_state import EnvStateError, NormalizationError, get_env_state, set_env_state
 from sb3_acer.storage import named, opened, read_state, replacing, write_state
@@ -93,6 +93,7 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         """
         _require_folder("folder", "the path of a folder", folder)
         keep = check_integer("keep", keep)
+        check_boolean("with_env", with_env)
         self._run = distributed.from_first(self._run)
         training, source = self._training_state(with_env)
         manifest = {
@@ -140,6 +141,7 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         :param kwargs: further arguments of :meth:`load`
         :raises ValueError: if there is no checkpoint, or a file of it is damaged
         """
+        _require_folder("folder", "the path of a folder", folder)
         found = find_undamaged(folder) or checkpoint_at(Path(folder))
         if found is None:
             raise ValueError(f"folder must have a checkpoint, got {str(folder)!r}")

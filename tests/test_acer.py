@@ -884,6 +884,7 @@ def test_every_action_reaches_the_environment_as_an_element_of_its_space(action_
             {"env": Recorder(spaces.MultiBinary([2, 3]))},
             r"Multi-dimensional MultiBinary\(.*\) action space is not supp",
         ),
+        ({"env": Recorder(spaces.MultiBinary([3]))}, r"MultiBinary of a number of bits, or Box"),
         (
             {"replay_buffer_class": ReplayBuffer},
             "replay_buffer_class must be a subclass of SequenceReplayBuffer, got <cl",

@@ -5,6 +5,7 @@ import itertools
 import math
 import weakref
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -707,6 +708,11 @@ def test_net_arch_gives_the_layers_of_both_networks(
     assert activations == [nn.ReLU] * (len(pi) + len(qf))
     found = evaluate(policy, sequences(policy))
     assert all(quantity.isfinite().all() for quantity in found[:-1])
+
+
+def test_an_activation_function_may_be_made_by_a_function() -> None:
+    net = make(activation_fn=partial(nn.LeakyReLU, 0.3)).pi_net
+    assert [module.negative_slope for module in net if isinstance(module, nn.LeakyReLU)] == [0.3, 0.3]
 
 
 @pytest.mark.parametrize(("latent_dim", "width"), [(48, 48), (128, 64)])

@@ -312,6 +312,10 @@ def test_what_cannot_be_continued_is_said_and_left_alone(tmp_path: Path) -> None
         model.learn(96, checkpoint=tmp_path / "new", checkpoint_keep=0)
     with pytest.raises(ValueError, match="keep must be an integer of at least 1, got -1"):
         model.save_checkpoint(tmp_path, -1)
+    with pytest.raises(ValueError, match="with_env must be True or False, got 'no'"):
+        model.save_checkpoint(tmp_path, with_env="no")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="folder must be the path of a folder, got 3"):
+        ACER.load_checkpoint(3, "CartPole-v1")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["agent.zip", "replay_buffer.npz", "training.npz"])

@@ -29,6 +29,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize, 
 from torch import nn
 
 from sb3_acer.acer import ACER
+from sb3_acer.checks import require
 from sb3_acer.sb2_compat.networks import (
     ACTIVATIONS,
     Network,
@@ -116,6 +117,9 @@ def load_stable_baselines(
     :return: the agent
     :raises MigrationError: if the file cannot be read or converted, or if ``env`` has other observations or actions
     """
+    for name, given in (("path", path), ("obs_rms", obs_rms)):
+        is_path = isinstance(given, (str, Path)) or (name == "obs_rms" and given is None)
+        require(is_path, name, "the path of a file", given)
     path = _find(Path(path))
     policy_kwargs = dict(kwargs.pop("policy_kwargs", None) or {})
     old_kwargs = {key: policy_kwargs.pop(key) for key in ("net_arch", "layers", "act_fun") if key in policy_kwargs}

@@ -18,7 +18,7 @@ from stable_baselines3.common.preprocessing import (
     is_image_space,
     is_image_space_channels_first,
 )
-from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, create_mlp
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, FlattenExtractor, create_mlp
 from torch import nn
 
 from sb3_acer.policies import ACERPolicy
@@ -303,8 +303,8 @@ def make_policy_kwargs(network: Network, activation_fn: type[nn.Module]) -> tupl
         kwargs["use_bfloat16"] = False  # for the same probabilities as before
     else:
         kwargs["normalize_images"] = False
+        kwargs["features_extractor_class"] = SharedLayers if network.shared else FlattenExtractor  # of images, too
     if network.shared and not network.convolutions:
-        kwargs["features_extractor_class"] = SharedLayers
         kwargs["features_extractor_kwargs"] = {"net_arch": _widths(network.shared), "activation_fn": activation_fn}
     if network.lstm:
         kwargs.update(lstm_hidden_size=len(network.lstm["wh"]), shared_lstm=True, enable_critic_lstm=False)

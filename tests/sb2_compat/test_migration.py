@@ -106,6 +106,13 @@ def test_an_argument_that_acer_refuses_is_an_error_of_the_file(tmp_path: Path, n
         load_stable_baselines(write(tmp_path, "4", graph, VECTOR, {}, **{name: value}))
 
 
+def test_what_is_no_path_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="path must be the path of a file, got 3"):
+        load_stable_baselines(3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="obs_rms must be the path of a file, got 3"):
+        load_stable_baselines(tmp_path / "agent.pkl", obs_rms=3)  # type: ignore[arg-type]
+
+
 def test_a_policy_of_ones_own_needs_words(tmp_path: Path) -> None:
     graph = built(Graph("MlpPolicy", N_ACTIONS, [8, {"pi": [7]}], act_fun=relu), VECTOR)
     own = name_of("train", "MyPolicy")

@@ -66,6 +66,7 @@ def knobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         (["-params", "n_envs:0"], "n_envs must be an integer of at least 1, got 0"),
         (["-params", "n_steps:-1"], "n_steps must be an integer of at least 1, got -1"),
         (["-params", "learning_starts:5"], "ACER has no argument 'learning_starts'; instead it has replay_start"),
+        (["-params", "learning_rate:'often'"], "learning_rate and clip_range must be numbers, or 'lin_NUMBER' for one"),
         (["-conf", "none.yml"], "No such file or directory: 'none.yml'"),
         (["--algo", "ppo_mask"], "ppo_mask.yml'. -conf must name a file of hyperparameters with an entry"),
         (["--seed", "4294967296"], "Seed must be between 0 and 2**32 - 1"),
