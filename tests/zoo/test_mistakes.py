@@ -185,6 +185,12 @@ def test_an_environment_that_is_not_registered_or_cannot_draw_itself_is_explaine
     assert explained(error).endswith("An environment that cannot draw itself is played with --no-render")
 
 
+def test_plots_over_the_runs_of_one_agent_need_two_of_them() -> None:
+    with pytest.raises(ValueError) as error:  # noqa: PT011, the text differs between versions of Python
+        min([])
+    assert explained(error.value) == "the file must have at least two runs of each agent"
+
+
 def test_errors_of_training_and_of_ones_own_code_keep_their_traceback() -> None:
     def learn() -> None:
         gym.make("Nowhere-v0")
