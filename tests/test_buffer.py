@@ -554,6 +554,18 @@ def test_sampling_before_a_rollout_is_finished_is_an_error(
         take(buffer)
 
 
+@pytest.mark.parametrize("n_rollouts", [2, 9])
+def test_rollouts_older_than_the_buffer_holds_are_refused(n_rollouts: int) -> None:
+    case = Case(n_steps=3, buffer_size=12, n_events=3 * n_rollouts, resets=0)
+    buffer, _ = filled(case)
+    n_held = buffer.size() // case.n_steps
+    assert n_held == min(n_rollouts, 4)
+    oldest = buffer.pos - n_held
+    buffer.gather(np.array([oldest]), np.zeros(1, int))
+    with pytest.raises(ValueError, match=f"slots must be at most {n_held - 1} before the last finished one"):
+        buffer.gather(np.array([oldest - 1]), np.zeros(1, int))
+
+
 def test_a_batch_does_not_share_the_buffers_memory() -> None:
     case = Case("dict", n_steps=3, buffer_size=6, n_events=21, truncates=0.5)
     events = simulate(case)

@@ -684,7 +684,6 @@ def test_an_environment_with_integer_vectors_gets_the_nearest_integers() -> None
         (spaces.Discrete(3), Enumerated),
         (spaces.MultiDiscrete([3, 2]), Categorical),
         (spaces.MultiBinary(3), Binary),
-        (spaces.MultiBinary([3]), Binary),
         (spaces.Box(-1, 1, (2,)), DiagonalGaussian),
     ],
     ids=str,
@@ -694,6 +693,11 @@ def test_each_space_has_its_family(space: Space, family: type[Family]) -> None:
     assert type(made) is family
     assert made.enumerable == (family is Enumerated)
     assert made.trace_root == made.n_components
+
+
+def test_a_component_of_one_choice_is_none_of_a_trace() -> None:
+    assert make_family(spaces.MultiDiscrete([3, 1, 2])).trace_root == 2
+    assert make_family(spaces.MultiDiscrete([1, 1])).trace_root == 1
 
 
 def box_with_nan(bound: str) -> spaces.Box:
@@ -720,9 +724,10 @@ def test_an_unsupported_space_is_named_together_with_the_supported_ones(space: S
         assert name in str(error.value)
 
 
-def test_multi_dimensional_multi_binary_spaces_are_an_error() -> None:
-    space = spaces.MultiBinary([2, 3])
-    with pytest.raises(ValueError, match="one dimension") as error:
+@pytest.mark.parametrize("shape", [[2, 3], [3]])
+def test_a_multi_binary_space_of_a_shape_is_an_error(shape: list[int]) -> None:
+    space = spaces.MultiBinary(shape)
+    with pytest.raises(ValueError, match="of a number of bits") as error:
         make_family(space)
     assert str(space) in str(error.value)
 
