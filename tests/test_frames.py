@@ -427,6 +427,20 @@ def test_a_buffer_that_was_written_is_read_as_it_was(case: Case) -> None:
     assert_alike(whole, read)
 
 
+def test_a_buffer_that_holds_steps_goes_on_storing_them_as_before() -> None:
+    game, (whole, frames) = Game(Case()), buffers(Case())
+    late = SequenceReplayBuffer(20, game.space(), ACTIONS, "cpu", 3, n_steps=5)
+    game.play(17, whole, frames, late)
+    late.expect_frame_stack(4)
+    assert stored_shape(late) == stored_shape(whole) != stored_shape(frames)
+    file = io.BytesIO()
+    late.write(file)
+    read = SequenceReplayBuffer.read(file, late.observation_space, late.action_space, "cpu")
+    game.play(10, whole, late, read)
+    assert_alike(whole, late)
+    assert_alike(whole, read)
+
+
 def test_a_file_that_ends_too_soon_is_an_error() -> None:
     game, (_, frames) = Game(Case()), buffers(Case())
     game.play(30, frames)
