@@ -235,8 +235,9 @@ class ACERPolicy(PredictionInterface):
 
     def _check_observations(self, space: spaces.Space[Any], extractor: type | None) -> None:
         """
-        :param extractor: the features extractor, None for the policy's own
-        :raises ValueError: if it is not made for these observations
+        :param space: the observation space
+        :param extractor: the features extractor that was given, None for the policy's own
+        :raises ValueError: if the extractor is not made for such observations
         """
         for part in space.values() if isinstance(space, spaces.Dict) else [space]:
             require(_is_basic(part), "observation_space", _BASIC, space)

@@ -117,9 +117,8 @@ def load_stable_baselines(
     :return: the agent
     :raises MigrationError: if the file cannot be read or converted, or if ``env`` has other observations or actions
     """
-    for name, given in (("path", path), ("obs_rms", obs_rms)):
-        is_path = isinstance(given, (str, Path)) or (name == "obs_rms" and given is None)
-        require(is_path, name, "the path of a file", given)
+    require(isinstance(path, (str, Path)), "path", "the path of a file", path)
+    require(obs_rms is None or isinstance(obs_rms, (str, Path)), "obs_rms", "the path of a file", obs_rms)
     path = _find(Path(path))
     policy_kwargs = dict(kwargs.pop("policy_kwargs", None) or {})
     old_kwargs = {key: policy_kwargs.pop(key) for key in ("net_arch", "layers", "act_fun") if key in policy_kwargs}

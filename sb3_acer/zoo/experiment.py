@@ -153,6 +153,14 @@ class Experiment(ExperimentManager):
             self._require_same_settings(saved)
         return used, saved
 
+    @staticmethod
+    def _preprocess_schedules(hyperparams: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return ExperimentManager._preprocess_schedules(hyperparams)
+        except ValueError as error:
+            rule = "learning_rate and clip_range must be numbers, or 'lin_NUMBER' for one that falls to 0"
+            raise ValueError(f"{rule}: {error}") from error
+
     def _require_same_settings(self, hyperparams: dict[str, Any]) -> None:
         """As those of the run to continue, but for the ones that a checkpoint leaves open."""
         config, args = (

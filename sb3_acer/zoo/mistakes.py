@@ -113,8 +113,6 @@ def explained(error: Exception, in_argument: bool = False) -> str:
         return f"{text}. --gym-packages, env_wrapper and the like must name modules in this folder, or installed ones"
     if isinstance(error, FileNotFoundError) and str(error.filename).endswith(".yml"):
         return f"{text}. -conf must name a file of hyperparameters with an entry for the environment"
-    if text.startswith("not enough values to unpack"):  # of the zoo's schedules
-        return "learning_rate and clip_range must be numbers, or 'lin_NUMBER' for one that falls to 0"
     if text.startswith("min()"):  # of its plots
         return "the file must have at least two runs of each agent"
     if "inhomogeneous" in text:
