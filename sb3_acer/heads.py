@@ -81,7 +81,7 @@ class QHead(nn.Module):
         q_steps, weights = (rows[: shape.numel()].view(*shape, -1) for rows in (q, stats))
 
         def backward(q_gradient: th.Tensor, value_gradient: th.Tensor | None) -> th.Tensor:
-            return th.zeros_like(q).scatter_(1, actions.flatten(0, 1), q_gradient.view(-1, 1))
+            return th.zeros_like(q).scatter_(1, actions.flatten(0, 1), q_gradient.reshape(-1, 1))
 
         return CriticOutput(
             self.values(q, stats),

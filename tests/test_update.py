@@ -564,6 +564,7 @@ def test_gradients_are_the_weighted_mean_of_those_of_single_states(
 
     assert_mean(th.ones(3, 2, dtype=th.float64))
     assert_mean(th.tensor([[1.0, 2.0], [0.0, 1.0], [0.5, 0.0]], dtype=th.float64))
+    assert_mean(th.tensor([[1.0, 0.0, 0.5], [2.0, 1.0, 0.0]], dtype=th.float64).t())  # not contiguous
 
 
 def test_all_gradients_are_zero_where_all_weights_are() -> None:
