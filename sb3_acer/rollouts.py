@@ -152,7 +152,8 @@ class RolloutAlgorithm(OffPolicyAlgorithm):
         Load a replay buffer, also of another number of environments. Nothing of the file is run.
 
         :param path: the file
-        :param truncate_last_traj: whether to truncate the episodes that were under way; False to continue them
+        :param truncate_last_traj: whether to truncate the episodes that were under way; False to continue them, which
+            only as many environments can
         :raises ValueError: if the file is another one, or holds sequences of another length, of other spaces or of
             recurrent states of another width
         """
@@ -168,9 +169,10 @@ class RolloutAlgorithm(OffPolicyAlgorithm):
             require(loaded.n_steps == self.n_steps, "n_steps of the replay buffer", f"{self.n_steps}", loaded.n_steps)
             fits = loaded.state_size in (None, self.policy.state_size)
             require(fits, "recurrent states", f"of the policy's width {self.policy.state_size}", loaded.state_size)
-        if truncate_last_traj:
-            loaded.end_episodes()
-        self.replay_buffer = loaded if loaded.n_envs == self.n_envs else loaded.with_envs(self.n_envs)
+        is_same = loaded.n_envs == self.n_envs
+        self.replay_buffer = loaded if is_same else loaded.with_envs(self.n_envs)
+        if truncate_last_traj or not is_same:  # other environments do not continue the episodes
+            self.replay_buffer.end_episodes()
 
     def _setup_learn(
         self,

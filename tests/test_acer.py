@@ -1506,6 +1506,20 @@ def test_the_recurrent_state_continues_in_the_next_call_of_learn() -> None:
 
 
 @pytest.mark.parametrize("truncate_last_traj", [True, False])
+def test_a_buffer_of_another_number_of_environments_is_not_continued(truncate_last_traj: bool, tmp_path: Path) -> None:
+    small(make_vec_env("CartPole-v1", n_envs=2, seed=0)).learn(84).save_replay_buffer(tmp_path / "buffer")
+    model = small(make_vec_env("CartPole-v1", n_envs=1, seed=0)).learn(23)
+    model.load_replay_buffer(tmp_path / "buffer", truncate_last_traj)
+    slot = np.array([model.replay_buffer.pos - 1])
+    before = deepcopy(model.replay_buffer.gather(slot, np.zeros(1, int)))
+    assert before.ends[-1].all()
+    model.learn(10, reset_num_timesteps=False)
+    after = model.replay_buffer.gather(slot, np.zeros(1, int))
+    for name in ("final_observations", "final_steps", "truncated", "terminated", "rewards"):
+        assert th.equal(getattr(before, name), getattr(after, name))
+
+
+@pytest.mark.parametrize("truncate_last_traj", [True, False])
 def test_a_loaded_buffer_starts_its_sequences_from_the_stored_recurrent_states(
     truncate_last_traj: bool, tmp_path: Path
 ) -> None:
