@@ -68,7 +68,7 @@ class Chain:
     """
     Modules one after another: what ``nn.Sequential`` computes. Linear layers with tanh or ReLU between them are run
     without the cost of calling modules, a third of a small network's time, and differentiated by hand, see
-    :class:`ForwardPass`; but not while they have hooks.
+    :class:`ForwardPass`, but not while they have hooks.
 
     :param modules: the modules; the parts of an ``nn.Sequential`` count as single modules
     """
@@ -87,11 +87,6 @@ class Chain:
     def layers(self) -> list[Layer] | None:
         """None for a chain whose modules have to be called"""
         return None if any(self._hooks) else self._layers
-
-    @property
-    def layers_to_differentiate(self) -> list[Layer] | None:
-        """None for a chain that autograd has to differentiate"""
-        return None if any(map(_has_hooks, self._parameters)) else self.layers
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_places": [], "_arrays": []}
@@ -188,7 +183,7 @@ class ForwardPass:
 
     def __init__(self, chain: Chain, input: th.Tensor) -> None:
         self._chain, self._input = chain, input
-        self._by_hand = chain.layers_to_differentiate is not None
+        self._by_hand = chain.layers is not None
         if not self._by_hand:
             with th.inference_mode(False), th.enable_grad():
                 self._outputs = [chain(input)]
@@ -229,20 +224,27 @@ def _find_layers(modules: Sequence[nn.Module]) -> list[Layer] | None:
     return layers
 
 
-def _has_hooks(parameter: th.Tensor) -> bool:
-    return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
-
-
 def add_gradient(parameter: th.Tensor, gradient: th.Tensor) -> None:
-    """Add to a parameter's ``grad``, unless it is frozen."""
-    if parameter.requires_grad:
+    """Add to a parameter's ``grad``, unless it is frozen, and run its hooks, as a backward pass of autograd does."""
+    if not parameter.requires_grad:
+        return
+    if _has_hooks(parameter):
+        with th.inference_mode(False):
+            th.autograd.backward([parameter], [gradient.clone()])
+    else:
         _gradient_of(parameter).add_(gradient)
 
 
 def add_product(parameter: th.Tensor, left: th.Tensor, right: th.Tensor) -> None:
-    """Add the product of two matrices to a parameter's ``grad``, unless it is frozen."""
-    if parameter.requires_grad:
+    """:func:`add_gradient` of the product of two matrices."""
+    if _has_hooks(parameter):
+        add_gradient(parameter, left @ right)
+    elif parameter.requires_grad:
         _gradient_of(parameter).addmm_(left, right)
+
+
+def _has_hooks(parameter: th.Tensor) -> bool:
+    return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
 
 
 def _gradient_of(parameter: th.Tensor) -> th.Tensor:

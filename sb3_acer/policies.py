@@ -384,8 +384,8 @@ class ACERPolicy(PredictionInterface):
         return features, self.extract_features(observations, self.q_features_extractor)
 
     def _split(self, states: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
-        """The recurrent states of the policy and those of the critic."""
-        pi_states, q_states = states.tensor_split((self.pi_recurrent.state_size,), -1)
+        """The recurrent states of the policy and those of the critic, in the type of the parameters."""
+        pi_states, q_states = states.to(self.pi_head.weight.dtype).tensor_split((self.pi_recurrent.state_size,), -1)
         return pi_states, q_states
 
     def _step(

@@ -369,6 +369,27 @@ def test_gradients_of_the_critic_do_not_reach_the_policy_and_back(
         assert {"q_head.latent.weight", "q_net.0.weight"} <= reached(0, 0, 1) < of_critic
 
 
+@with_and_without_recurrence
+@every_action
+def test_hooks_of_parameters_get_their_gradients(action_space: Space, recurrence: dict[str, Any]) -> None:
+    policy = make(VECTOR, action_space, **recurrence)
+    given, parameters = sequences(policy), list(policy.parameters())
+
+    def gradients() -> list[th.Tensor]:
+        policy.flat.zero_grad()
+        found = evaluate(policy, given)
+        found.backward(found.stats, found.q_values, found.values)
+        return [th.as_tensor(parameter.grad).clone() for parameter in parameters]
+
+    plain, calls = gradients(), []
+    for parameter in parameters:
+        parameter.register_hook(lambda gradient: 2 * gradient)  # type: ignore[no-untyped-call]
+        parameter.register_post_accumulate_grad_hook(calls.append)  # type: ignore[no-untyped-call]
+    for actual, expected in zip(gradients(), plain, strict=True):
+        close(actual, 2 * expected)
+    assert {*map(id, calls)} == {*map(id, parameters)} and len(calls) == len(parameters)
+
+
 def test_a_backward_pass_releases_the_activations_and_cannot_be_repeated() -> None:
     policy = make(VECTOR, ACTIONS["Box"])
     found = evaluate(policy, sequences(policy))
@@ -526,6 +547,24 @@ def test_acting_on_arrays_is_a_step(observation_space: Space, action_space: Spac
                 close(th.from_numpy(actual), expected)
         policy.double().float()  # gives the parameters other memory
         policy.pi_head.weight.data.add_(0.1 * th.randn_like(policy.pi_head.weight))
+
+
+@with_and_without_recurrence
+@every_action
+def test_a_policy_of_float64_computes_in_float64(action_space: Space, recurrence: dict[str, Any]) -> None:
+    policy = make(VECTOR, action_space, **recurrence)
+    given, rows = sequences(policy), np.asarray(rows_of(VECTOR, 5))
+
+    def outputs() -> list[th.Tensor]:
+        found = evaluate(policy, given)
+        acted = policy.act(rows, policy.initial_states(5))
+        return [found.stats, found.q_values, policy.statistics(given), policy.warm_up(given, 3), *map(th.as_tensor, acted)]
+
+    single = outputs()
+    policy.double()
+    for actual, expected in zip(outputs(), single, strict=True):
+        assert actual.dtype == th.float64 or not actual.numel()
+        close(actual.float(), expected)
 
 
 def test_acting_uses_masks_and_a_step_of_ones_own() -> None:
