@@ -3,7 +3,7 @@
 import io
 import warnings
 from collections.abc import Iterable
-from copy import copy
+from copy import copy, deepcopy
 from typing import Any, TypeVar
 
 import numpy as np
@@ -363,6 +363,10 @@ class SequenceReplayBuffer(ReplayBuffer):
         :param state: what :meth:`state_dict` returned for a buffer of the same sizes
         :raises ValueError: if it is the state of a buffer of other sizes or spaces, or cannot be sampled
         """
+        self._take_over(deepcopy(state))
+
+    def _take_over(self, state: dict[str, Any]) -> None:
+        """:meth:`load_state_dict` of a state whose arrays become the buffer's own."""
         for name, value in state["sizes"].items():
             if value != getattr(self, name):
                 raise ValueError(f"the replay buffer must have {name}={getattr(self, name)}, got {value}")
@@ -435,7 +439,7 @@ class SequenceReplayBuffer(ReplayBuffer):
                 device=device,
                 **{**kwargs, **state["sizes"]},
             )
-            buffer.load_state_dict(state)
+            buffer._take_over(state)
         except (KeyError, TypeError, IndexError, RuntimeError, AttributeError, MemoryError, OverflowError) as error:
             raise ValueError(f"the replay buffer must be a whole file, got one that is damaged: {error}") from error
         return buffer

@@ -110,7 +110,8 @@ class DataParallelAlgorithm(RolloutAlgorithm):
         """Let all ranks begin as rank 0 does."""
         call = {"total_timesteps": total_timesteps, "reset_num_timesteps": reset_num_timesteps}
         others = {name: getattr(self, name) for name in ("n_envs", "num_timesteps", "_log_interval")}
-        buffer = {f"replay_buffer.{name}": getattr(self.replay_buffer, name) for name in ("step", "n_slots", "pos")}
+        sizes = ("n_slots", "step", "pos", "full")
+        buffer = {f"replay_buffer.{name}": getattr(self.replay_buffer, name) for name in sizes}
         arguments = {name: value for name, value in comparable_arguments(self).items() if is_plain(value)}
         distributed.require_equal({**arguments, **call, **others, **buffer})
         parameters, moments, schedule = distributed.from_first(

@@ -232,6 +232,21 @@ def test_replay_is_poisson_of_the_ratio_and_starts_with_replay_start(replay_rati
     assert abs(replayed.var() - replay_ratio) <= 4 * np.sqrt((replay_ratio + 2 * replay_ratio**2) / n_rollouts)
 
 
+def test_replay_starts_with_the_steps_in_the_buffer_not_with_those_of_training(tmp_path: Path) -> None:
+    small(make_vec_env("CartPole-v1", 2)).learn(200).save(tmp_path / "agent")
+    model = ACER.load(tmp_path / "agent", make_vec_env("CartPole-v1", 2), replay_ratio=9, replay_start=50)
+    n_updates: list[int] = []
+    update = model.update
+
+    def watched(batch: SequenceBatch) -> Update:
+        n_updates.append(model.replay_buffer.size())
+        return update(batch)
+
+    model.update = watched  # type: ignore[method-assign]
+    model.learn(200, reset_num_timesteps=False)
+    assert n_updates[:11] == [5, 10, 15, 20, 25, 30, 35, 40, 45, 50, 50]
+
+
 @pytest.mark.parametrize("learning_rate", [1e-3, lambda p: 1e-3 * p], ids=["number", "schedule"])
 def test_the_learning_rate_falls_to_zero_and_never_below(learning_rate: Any) -> None:
     rates: list[float] = []
@@ -1876,6 +1891,7 @@ def test_every_update_is_on_rewards_and_observations_as_vec_normalize_makes_them
     model.update = watched  # type: ignore[method-assign]
     model.learn(100)
     assert len(n_sequences) > 20
+    assert normalize.norm_obs
 
 
 def test_updates_are_made_in_training_mode_and_actions_in_evaluation_mode(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -815,7 +815,7 @@ def through_state(buffer: SequenceReplayBuffer, folder: Path) -> Any:
     other = SequenceReplayBuffer(
         observation_space=buffer.observation_space, action_space=buffer.action_space, device="cpu", **sizes
     )
-    other.load_state_dict(deepcopy(buffer.state_dict()))
+    other.load_state_dict(buffer.state_dict())
     return other
 
 
@@ -1141,7 +1141,9 @@ def test_rearranged_buffers_keep_episodes_that_were_reset_from_outside_truncated
         buffer.add(obs, obs + 1, np.zeros((1, 2)), np.zeros(1), np.zeros(1), [{}], behaviour=behaviour)
         if step == 1:
             buffer.end_episodes()
-    for each in (buffer, buffer.with_envs(1)):
+    rearranged = buffer.with_envs(1)
+    assert not rearranged.handle_timeout_termination
+    for each in (buffer, rearranged):
         batch = each.gather(np.zeros(1, int), np.zeros(1, int), None, th.device("cpu"))
         assert batch.truncated[:, 0].tolist() == [False, True, False, False]
         assert not batch.terminated.any()

@@ -21,6 +21,7 @@ from sb3_acer.checkpoint import find_checkpoint
 from sb3_acer.distributed import RankError
 from sb3_acer.sequences import SequenceBatch
 from sb3_acer.shared_memory import Board
+from sb3_acer.update import Update
 from tests.helpers import NormalisedFeatures, Recorder
 from tests.ranks import Raised, on_ranks
 from tests.test_resuming import KillAt, Killed, state_of
@@ -135,6 +136,15 @@ def learnt(rank: int) -> dict[str, Any]:
         episodes.extend(info["episode"]["r"] for info in step["infos"] if "episode" in info)
         return True
 
+    ratios: dict[int, list[float]] = {}
+    update = model.update
+
+    def watched(batch: SequenceBatch) -> Update:
+        found = update(batch)
+        ratios.setdefault(model._n_rollouts, []).append(found.ratio.mean().item())
+        return found
+
+    model.update = watched  # type: ignore[method-assign]
     model.learn(640, remember, log_interval=5)
     normalize = model.get_vec_normalize_env()
     assert normalize is not None
@@ -149,6 +159,7 @@ def learnt(rank: int) -> dict[str, Any]:
         "episodes": episodes,
         "kept": [episode["r"] for episode in model.ep_info_buffer or []],
         "rows": rows.rows,
+        "ratios": ratios[20],
         "draws": [rng.random() for rng in model._rngs],
     }
 
@@ -200,6 +211,8 @@ def test_rank_0_alone_logs_with_the_episodes_of_all(trained: list[dict[str, Any]
     last = trained[0]["rows"][-1]
     assert last["time/episodes"] == len(of_all) == trained[0]["counts"][-1]
     assert last["rollout/ep_rew_mean"] == pytest.approx(np.mean(of_all))
+    assert last["train/ratio_mean"] == pytest.approx(np.mean([each["ratios"] for each in trained]))
+    assert trained[0]["ratios"] != trained[1]["ratios"]
 
 
 def test_environments_have_the_seeds_that_they_would_have_in_one_process() -> None:
@@ -329,6 +342,19 @@ def test_ranks_that_cannot_train_together_say_why() -> None:
 def test_ranks_learn_with_the_same_arguments(name: str, values: tuple[float, float]) -> None:
     for result in on_ranks(lambda rank: make_model(**{name: values[rank]}).learn(64)):
         assert str(result) == f"ValueError: {name} must be equal on all ranks, got {[*values]}"
+
+
+@pytest.mark.parametrize(
+    ("name", "values"), [("n_slots", (25, 12)), ("step", (0, 4)), ("pos", (0, 1)), ("full", (False, True))]
+)
+def test_ranks_begin_with_equally_filled_replay_buffers(name: str, values: tuple[int, int]) -> None:
+    def act(rank: int) -> None:
+        model = make_model()
+        setattr(model.replay_buffer, name, values[rank])  # as a buffer that this rank has loaded would have it
+        model.learn(64)
+
+    for result in on_ranks(act):
+        assert str(result) == f"ValueError: replay_buffer.{name} must be equal on all ranks, got {[*values]}"
 
 
 def test_training_begins_with_the_statistics_of_rank_0() -> None:

@@ -28,6 +28,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv,
 
 from sb3_acer import ACER, ExpertDataset, generate_expert_traj
 from sb3_acer.distributions import make_family
+from sb3_acer.masks import following_masks
 from sb3_acer.policies import ACERPolicy, MlpPolicy
 from sb3_acer.sequences import SequenceBatch
 from sb3_acer.update import Settings, Update, compute_update
@@ -672,6 +673,15 @@ def test_a_state_without_valid_actions_is_an_error_that_names_environment_and_st
     assert agent.num_timesteps == 16
     agent.env = DummyVecEnv([Doors])
     agent.replay_buffer.end_episodes()  # and can go on
+
+
+def test_final_masks_are_those_of_truncated_episodes() -> None:
+    family = make_family(spaces.Discrete(2))
+    final = {"action_masks": np.array([False, True])}
+    infos = [{}, {"TimeLimit.truncated": False, **final}, {"TimeLimit.truncated": True, **final}]
+    infos.append({"TimeLimit.truncated": True})  # all actions are valid
+    masks = following_masks(np.tile([True, False], (4, 1)), infos, family, 1)
+    assert masks.tolist() == [[True, False], [True, False], [False, True], [True, True]]
 
 
 @pytest.mark.parametrize("vec_env", [DummyVecEnv, SubprocVecEnv])
