@@ -61,7 +61,7 @@ class UnmaskedOthello(gym.Env[np.ndarray, int]):
     """
 
     observation_space = spaces.Box(0, 1, (3 * N_SQUARES,), np.float32)  # own discs, the other's, valid moves
-    action_space = spaces.Discrete(N_SQUARES)
+    action_space: spaces.Space[Any] = spaces.Discrete(N_SQUARES)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, Any]:
         super().reset(seed=seed)
@@ -105,5 +105,5 @@ class Othello(UnmaskedOthello):
         return squares(moves(self.own, self.other)).astype(bool)
 
 
-gym.register("Othello-v0", Othello)
-gym.register("OthelloUnmasked-v0", UnmaskedOthello)
+gym.register("Othello-v0", f"{__name__}:Othello")
+gym.register("OthelloUnmasked-v0", f"{__name__}:UnmaskedOthello")

@@ -1,8 +1,8 @@
 """
 Print the tables of README.md, between its markers, and draw the figures, from the CSVs in `results/`.
 
-    python benchmarks/report.py
-    python benchmarks/report.py --check    # fails if the tables in README.md are not those of the CSVs
+    python -m benchmarks.report
+    python -m benchmarks.report --check    # fails if the tables in README.md are not those of the CSVs
 """
 
 import argparse
@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 import yaml
-from experiments import DEFINITIONS, Experiment, load_experiments
-from tables import RESULTS, Row, growth_per_hour, interquartile_mean, interval, latest
-from tables import read as read_anew
+
+from benchmarks.experiments import DEFINITIONS, Experiment, load_experiments
+from benchmarks.tables import RESULTS, Row, growth_per_hour, interquartile_mean, interval, latest
+from benchmarks.tables import read as read_anew
 
 README = Path(__file__).with_name("README.md")
 TABLE = re.compile(r"(<!-- table: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -192,12 +193,12 @@ def forgetting() -> str:
     for row in read(RESULTS / "forgetting.csv"):
         runs[row["buffer_size"], row["remedy"], row["seed"]].append(row)
     found: dict[tuple[str, str], list[list[float]]] = defaultdict(list)
-    for (*tried, _), rows in runs.items():
+    for (buffer_size, remedy, _), rows in runs.items():
         late = rows[len(rows) // 2 :]
         n_episodes = [float(row["episodes"]) for row in late]
         n_lost = sum(float(row["lost"]) * n for row, n in zip(late, n_episodes, strict=True))
         means = [float(np.mean([float(row[name]) for row in late])) for name in ("failures", "action_gap", "edge_gap")]
-        found[tried[0], tried[1]].append([sum(n_episodes), n_lost, *means])
+        found[buffer_size, remedy].append([sum(n_episodes), n_lost, *means])
     lines = []
     for tried, each in found.items():
         n_episodes, _, *means = np.mean(each, 0)
@@ -474,7 +475,7 @@ def main() -> int:
     filled = fill(text)
     if options.check:
         if filled != text:
-            print("benchmarks/README.md is not what the CSVs give: run python benchmarks/report.py", file=sys.stderr)
+            print("benchmarks/README.md is not what the CSVs give: run python -m benchmarks.report", file=sys.stderr)
         return int(filled != text)
     README.write_text(filled)
     definitions = yaml.safe_load(DEFINITIONS.read_text())

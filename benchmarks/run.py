@@ -1,9 +1,9 @@
 """
 Run experiments of `experiments.yml`, several at a time, and write their results to the tables in `results/`.
 
-    python benchmarks/run.py cartpole acrobot --jobs 2
-    python benchmarks/run.py --suite memory --seeds 4 5
-    python benchmarks/run.py --list
+    python -m benchmarks.run cartpole acrobot --jobs 2
+    python -m benchmarks.run --suite memory --seeds 4 5
+    python -m benchmarks.run --list
 
 A run is one seed of one experiment, in a process of its own; its log is in logs/benchmarks/EXPERIMENT/SEED. Its rows
 are written when it ends; runs that have rows are left out, so that the same command goes on where it was stopped.
@@ -20,10 +20,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments import ROOT, Experiment, command, load_experiments, prepare
-from outcome import LOG, Outcome, read_outcome
-from tables import CURVES, FINAL, RESULTS, Row, read, replace
 from tqdm import tqdm
+
+from benchmarks.experiments import ROOT, Experiment, command, load_experiments, prepare
+from benchmarks.outcome import LOG, Outcome, read_outcome
+from benchmarks.tables import CURVES, FINAL, RESULTS, Row, read, replace
 
 LOGS = ROOT / "logs" / "benchmarks"
 

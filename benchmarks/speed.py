@@ -8,7 +8,7 @@ What small networks cost, on one thread, everything in one process and by interl
 - growth: steps per second with larger buffers, wider networks and more environments
 - training: steps per second of experiments, by the runner's commands without evaluations
 
-    python benchmarks/speed.py [programs] [updates] [growth] [training] [--runs 7] [--steps 4000] [--experiments ...]
+    python -m benchmarks.speed [programs] [updates] [growth] [training] [--runs 7] [--steps 4000] [--experiments ...]
 """
 
 import argparse
@@ -17,23 +17,24 @@ import statistics
 import subprocess
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch as th
-from experiments import ROOT, command, load_experiments, prepare
 from sb3_contrib import RecurrentPPO
 from stable_baselines3 import A2C
 from stable_baselines3.common.env_util import make_vec_env
-from tables import record_speed
 from torch.nn import functional as F
-from variants import Levels
 
+from benchmarks.experiments import ROOT, command, load_experiments, prepare
+from benchmarks.tables import record_speed
+from benchmarks.variants import Levels
 from sb3_acer import ACER
 from sb3_acer.heads import QHead
 from sb3_acer.mlp import Chain
@@ -69,7 +70,7 @@ def make(algorithm: Any, name: str, n_envs: int, wrapper: Any = None, policy: st
     return model
 
 
-def interleaved(calls: dict[str, Callable[[], Any]], n_runs: int) -> dict[str, list[float]]:
+def interleaved(calls: Mapping[str, Callable[[], Any]], n_runs: int) -> dict[str, list[float]]:
     """Seconds of each call, in turns."""
     found: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(n_runs):
@@ -189,10 +190,10 @@ def updates(n_runs: int, steps: int) -> list[Measurement]:
         batch = model.replay_buffer.sample(n_envs, None, np.random.default_rng(0))
         run_floor, n_calls = floor_of(model, batch), 200
 
-        def repeated(call: Callable[[], Any], n_calls: int = n_calls) -> Callable[[], None]:
-            return lambda: [call() for _ in range(n_calls)] and None
+        def repeated(call: Callable[[], Any], n_calls: int = n_calls) -> Callable[[], Any]:
+            return lambda: [call() for _ in range(n_calls)]
 
-        parts = {"floor": repeated(run_floor), "update": repeated(lambda model=model, batch=batch: model.update(batch))}
+        parts = {"floor": repeated(run_floor), "update": repeated(partial(model.update, batch))}
         found = interleaved(parts, n_runs + 1)
         found = {part: each[1:] for part, each in found.items()}  # the first runs warm up
         for part, each in found.items():
@@ -238,8 +239,8 @@ def fill(model: ACER) -> None:
         rows: th.Tensor = column.ring  # type: ignore[union-attr]
         for first in range(n_rows, len(rows), n_rows):
             rows[first : first + n_rows] = rows[: min(n_rows, len(rows) - first)]
-    ring.steps["final_place"].ring[n_rows:] = -1  # type: ignore[index]
-    ring.steps["truncated"].ring[n_rows:] = False  # type: ignore[index]
+    ring.steps["final_place"].ring[n_rows:] = -1
+    ring.steps["truncated"].ring[n_rows:] = False
     buffer.full = True
 
 

@@ -2,7 +2,7 @@
 What Atari costs, on two threads and in one run: an update over the floor of its forward and backward passes, and
 environment steps per second of the whole program over those of stable-baselines3's A2C with its own wrappers.
 
-    python benchmarks/speed_atari.py [--env PongNoFrameskip-v4] [--runs 3] [--steps 6400]
+    python -m benchmarks.speed_atari [--env PongNoFrameskip-v4] [--runs 3] [--steps 6400]
 """
 
 import argparse
@@ -17,10 +17,11 @@ import torch as th
 from stable_baselines3 import A2C
 from stable_baselines3.common.env_util import make_atari_env
 from stable_baselines3.common.vec_env import VecFrameStack
-from tables import record_speed
 
+from benchmarks.tables import record_speed
 from sb3_acer import ACER
 from sb3_acer.atari import make_atari_vec_env, parse_atari_id
+from sb3_acer.heads import QHead
 
 
 def milliseconds(call: Callable[[], Any]) -> float:
@@ -36,17 +37,19 @@ def update_costs(model: ACER, n_runs: int) -> dict[str, float]:
     assert isinstance(batch.observations, th.Tensor)
     rows, steps = batch.observations.flatten(0, 1), batch.observations[:-1].flatten(0, 1)
     policy, average = model.policy, model.average_policy
+    critic = policy.q_head
+    assert isinstance(critic, QHead)
 
     def forward_and_backward() -> None:
         policy.zero_grad()
         features = policy.extract_features(rows, policy.features_extractor)
-        (policy.pi_head(features).sum() + policy.q_head.q(features).sum()).backward()
+        (policy.pi_head(features).sum() + critic.q(features).sum()).backward()
 
     def forward_of_average() -> None:
         with th.no_grad():
             average.pi_head(average.extract_features(steps, average.features_extractor))
 
-    parts = {
+    parts: dict[str, Callable[[], Any]] = {
         "forward and backward, (T + 1) B frames": forward_and_backward,
         "forward of the average policy, T B frames": forward_of_average,
         "update": lambda: model.update(batch),

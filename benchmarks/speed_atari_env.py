@@ -3,7 +3,7 @@ Environment steps per second with random actions, frame skip 4 and stacks of 4 f
 AtariVecEnv over it, and SB3's make_atari_env with VecFrameStack, side by side in one run on two cores. Medians of some
 interleaved runs. Steps per second of processor time, of all processes together, hardly depend on what else is running.
 
-    python benchmarks/speed_atari_env.py [--env PongNoFrameskip-v4] [--runs 5] [--steps 6400]
+    python -m benchmarks.speed_atari_env [--env PongNoFrameskip-v4] [--runs 5] [--steps 6400]
 """
 
 import argparse
@@ -18,8 +18,8 @@ import psutil
 from ale_py.vector_env import AtariVectorEnv
 from stable_baselines3.common.env_util import make_atari_env
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack
-from tables import record_speed
 
+from benchmarks.tables import record_speed
 from sb3_acer.atari import AtariVecEnv, parse_atari_id
 
 N_ENVS = (4, 16, 64)
@@ -48,7 +48,7 @@ MAKERS: dict[str, Callable[[str, int], Any]] = {
 def processor_time() -> float:
     process = psutil.Process()
     times = [each.cpu_times() for each in (process, *process.children(recursive=True))]
-    return sum(each.user + each.system for each in times)
+    return float(sum(each.user + each.system for each in times))
 
 
 def rates(env: Any, actions: np.ndarray) -> tuple[float, float]:

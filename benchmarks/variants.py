@@ -103,9 +103,14 @@ class Reservoir(Variant):
 
     def _on_training_start(self) -> None:
         small = self.model.replay_buffer
-        sizes = {"n_envs": small.n_envs, "n_steps": small.n_steps}
-        spaces = small.observation_space, small.action_space
-        self.buffer = type(small)(self.max_steps, *spaces, device=small.device, **sizes)
+        self.buffer = type(small)(
+            self.max_steps,
+            small.observation_space,
+            small.action_space,
+            device=small.device,
+            n_envs=small.n_envs,
+            n_steps=small.n_steps,
+        )
         self.buffer.sample = self.sample  # type: ignore[method-assign]
         self.model.replay_buffer = self.buffer
         self.n_kept, self.kept, self.seen = small.n_slots, np.zeros(0, int), 0
@@ -193,7 +198,7 @@ class AverageBootstraps(Variant):
                 next_values = average.evaluate(*args).next_values
             return evaluate(*args)._replace(next_values=next_values)
 
-        policy.evaluate = with_average_values  # type: ignore[method-assign]
+        policy.evaluate = with_average_values  # type: ignore[method-assign, assignment]
 
 
 class Clock(BaseCallback):
