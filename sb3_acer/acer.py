@@ -383,6 +383,9 @@ class ACER(StableBaselinesInterface):
                 whole = _with_optimizer(model.policy_class, check_kwargs("policy_kwargs", given))
                 saved, same = comparable(model.policy_kwargs), (comparable(given), comparable(whole))
                 require(saved in same, "policy_kwargs", f"those of the saved agent, {model.policy_kwargs}", given)
+            if "buffer_size" in kwargs:
+                size, asked = model.replay_buffer.buffer_size, model.buffer_size
+                require(size == asked, "buffer_size", f"{size}, as in the saved replay buffer", asked)
         # What the optimiser was saved with has replaced what it was built with.
         options = {"alpha": kwargs.get("rprop_alpha"), "eps": kwargs.get("rprop_epsilon")}
         if issubclass(model.policy.optimizer_class, RMSpropTFLike):

@@ -7,7 +7,7 @@ import torch as th
 from gymnasium import spaces
 from gymnasium.wrappers import FrameStackObservation
 from stable_baselines3.common.preprocessing import is_image_space_channels_first
-from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecFrameStack
+from stable_baselines3.common.vec_env import VecEnv, VecFrameStack, unwrap_vec_wrapper
 
 
 class FrameStack(NamedTuple):
@@ -75,14 +75,13 @@ def find_frame_stack(env: VecEnv) -> int:
     :param env: a vectorised environment
     :return: number of frames of its observations according to its wrappers; 1 if none stacks frames
     """
-    layer: Any = env
-    while isinstance(layer, VecEnvWrapper):
-        if isinstance(layer, VecFrameStack):
-            return int(layer.stacked_obs.n_stack)
-        layer = layer.venv
+    stacked = unwrap_vec_wrapper(env, VecFrameStack)
+    if stacked is not None:
+        return int(stacked.stacked_obs.n_stack)
+    n_frames = getattr(env.unwrapped, "frame_stack", None)  # of AtariVecEnv
+    if type(n_frames) is int and n_frames > 0:
+        return n_frames
     try:
-        if hasattr(layer, "frame_stack"):
-            return int(layer.frame_stack)
         return int(env.get_attr("stack_size")[0]) if all(env.env_is_wrapped(FrameStackObservation)) else 1
     except (NotImplementedError, AttributeError, TypeError):  # of vectorised environments that do not tell
         return 1

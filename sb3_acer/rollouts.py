@@ -101,6 +101,16 @@ class RolloutAlgorithm(OffPolicyAlgorithm):
         with replacing(path, "zip") as file:
             super().save(file, exclude, include)
 
+    def get_parameters(self) -> dict[str, dict[str, Any]]:
+        """
+        :return: copies of the parameters of policy and average policy, and the optimiser's state, by name
+        """
+        # Copies, since the parameters are views of one vector, which pickle would write once for each of them.
+        return {
+            part: {name: value.clone() if isinstance(value, th.Tensor) else value for name, value in values.items()}
+            for part, values in super().get_parameters().items()
+        }
+
     def set_parameters(
         self, load_path_or_dict: Any, exact_match: bool = True, device: th.device | str = "auto"
     ) -> None:

@@ -109,8 +109,13 @@ def opened(path: FilePath, suffix: str, name: str = "path") -> Iterator[io.Buffe
     :return: the file, open to be read; one that was open already stays open
     """
     _require_path(path, name)
-    has_suffix = isinstance(path, (str, pathlib.Path)) and pathlib.Path(path).suffix == f".{suffix}"
-    file = open_path(path, "r", suffix=None if has_suffix else suffix)
+    found = path
+    if isinstance(path, (str, pathlib.Path)):
+        found = pathlib.Path(path)
+        if found.is_dir():  # beside the file, as in rl-zoo's runs
+            found = pathlib.Path(f"{found}.{suffix}")
+    has_suffix = isinstance(found, pathlib.Path) and found.suffix == f".{suffix}"
+    file = open_path(found, "r", suffix=None if has_suffix else suffix)
     try:
         yield file
     finally:

@@ -555,6 +555,22 @@ def test_arguments_that_load_cannot_replace_are_refused(tmp_path: Path) -> None:
             ACER.load(tmp_path / "agent", **arguments)
     with pytest.raises(ValueError, match="lr_schedule must be one of"):
         ACER.load(tmp_path / "agent", lr_schedule=lambda progress: 1e-3)
+    small(buffer_size=40).save(tmp_path / "with buffer", include=["replay_buffer"])
+    assert ACER.load(tmp_path / "with buffer", buffer_size=40).replay_buffer.buffer_size == 40
+    with pytest.raises(ValueError, match="buffer_size must be 40, as in the saved replay buffer, got 400"):
+        ACER.load(tmp_path / "with buffer", buffer_size=400)
+
+
+def test_parameters_are_copies_without_the_rest_of_their_vector() -> None:
+    model = small(policy_kwargs={"net_arch": [64, 64]})
+    parameters: Any = model.get_parameters()
+    n_bytes = sum(value.nbytes for part in ("policy", "average_policy") for value in parameters[part].values())
+    assert len(pickle.dumps(parameters)) < 1.5 * n_bytes
+    weight = parameters["policy"]["pi_head.weight"].clone()
+    model.learn(20)
+    assert th.equal(parameters["policy"]["pi_head.weight"], weight)
+    model.set_parameters(parameters)
+    assert th.equal(model.policy.pi_head.weight, weight)
 
 
 def test_what_acer_gives_itself_is_not_given_again() -> None:

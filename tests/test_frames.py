@@ -496,6 +496,13 @@ class Shrugging(VecEnv):
         return False
 
 
+@pytest.mark.parametrize(("found", "expected"), [(4, 4), (0, 1), (-2, 1), ("four", 1), (True, 1), (None, 1)])
+def test_an_attribute_frame_stack_counts_if_it_is_a_number_of_frames(found: Any, expected: int) -> None:
+    env = DummyVecEnv([Recorder])
+    env.frame_stack = found  # type: ignore[attr-defined]
+    assert find_frame_stack(VecNormalize(env)) == expected
+
+
 @pytest.mark.parametrize("vec_env", [Refusing, Lacking, Shrugging])
 def test_an_environment_that_does_not_tell_its_wrappers_is_learnt(vec_env: Callable[[list[Any]], VecEnv]) -> None:
     env = vec_env([Recorder])

@@ -235,6 +235,10 @@ def test_paths_are_understood_as_sb3_understands_them(tmp_path: Path) -> None:
         with opened(tmp_path / name, "txt") as file:
             assert file.read() == b"5"
         assert file.closed
+    (tmp_path / "a").mkdir()
+    for path in (tmp_path / "a", f"{tmp_path}/a", f"{tmp_path}/a/"):
+        with opened(path, "txt") as file:
+            assert file.read() == b"5"
     for name in ("c", "c.txt"):
         with pytest.raises(FileNotFoundError, match=r"'.*/c\.txt'"), opened(tmp_path / name, "txt"):
             pass

@@ -270,7 +270,6 @@ def main(arguments: list[str]) -> None:
     except (ValueError, OSError, ImportError) as error:
         sys.exit(f"sb3-acer export: {error}")
     statistics = options.agent.with_suffix("") / "vecnormalize.pkl"
-    normalize = _loaded(statistics) if options.vec_normalize is None and statistics.exists() else None
-    if normalize is not None and normalize.norm_obs:
-        print(f"It expects normalised observations; for the environment's own add --vec-normalize {statistics}")
+    if options.vec_normalize is None and statistics.exists():
+        print(f"If it was trained on normalised observations, add --vec-normalize {statistics}")
     print(f"{type(model.policy).__name__} for {model.observation_space} and {model.action_space}: {path}")

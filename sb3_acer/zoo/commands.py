@@ -115,9 +115,22 @@ def run_zoo(name: str, script: Callable[[], object], defaults: list[str], argume
         script()
 
 
+def value_of(arguments: list[str], *option: str, **kwargs: Any) -> Any:
+    """
+    :param arguments: of a script of the zoo
+    :param option: names of one of its options
+    :param kwargs: further arguments of ``add_argument``
+    :return: the option's value
+    """
+    parser = argparse.ArgumentParser(add_help=False)
+    name = parser.add_argument(*option, **kwargs).dest
+    return getattr(parser.parse_known_args(arguments)[0], name)
+
+
 def check_play(name: str, arguments: list[str]) -> None:
     """Exit with one line if the number of steps, environments or threads that an agent is played with is wrong."""
     parser = argparse.ArgumentParser(f"sb3-acer {name}", add_help=False)
+    parser.add_argument("-name")  # of push-to-hub: else it would be read as -n ame
     parser.add_argument("-n", "--n-timesteps", type=int)
     parser.add_argument("--n-envs", type=int)
     parser.add_argument("--num-threads", type=int)
@@ -232,16 +245,12 @@ def seed_of(arguments: list[str]) -> int:
     """
     :return: the seed that is among the arguments of the zoo's train; without one it is drawn
     """
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--seed", type=int, default=-1)
-    seed: int = parser.parse_known_args(arguments)[0].seed
+    seed: int = value_of(arguments, "--seed", type=int, default=-1)
     return seed if seed >= 0 else secrets.randbelow(2**32 - 1)
 
 
 def run_training(name: str, arguments: list[str], n_runs: int = 1) -> None:
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--eval-freq")
-    eval_freq = parser.parse_known_args(arguments)[0].eval_freq
+    eval_freq = value_of(arguments, "--eval-freq")
     algo = experiment_of(arguments)[0]
     defaults = ["--algo", "acer", "-conf", str(ENTRIES_FILE)] if algo == "acer" else []
     if name == "train" and sys.stdout.isatty():
@@ -331,9 +340,7 @@ def plot_train(arguments: list[str]) -> None:
 
     runs, env_names = runs_to_plot("plot-train", arguments, "*.monitor.csv")
     episodes = [load_results(str(run)) for run in runs]
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("-y", "--y-axis")
-    successes = parser.parse_known_args(arguments)[0].y_axis == "success"
+    successes = value_of(arguments, "-y", "--y-axis") == "success"
     if runs and successes and not any("is_success" in each for each in episodes):  # the zoo would draw no line
         sys.exit(f"sb3-acer plot-train: {runs[0]} must have episodes with is_success for -y success, got none")
     window = fitting_window(min(map(len, episodes), default=0))
@@ -377,9 +384,7 @@ def all_plots(arguments: list[str]) -> None:
     from rl_zoo3.plots import all_plots
 
     runs, env_names = runs_to_plot("all-plots", arguments, "evaluations.npz")
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("-max", "--max-timesteps", type=int, default=sys.maxsize)
-    shown = parser.parse_known_args(arguments)[0].max_timesteps
+    shown = value_of(arguments, "-max", "--max-timesteps", type=int, default=sys.maxsize)
     first = max((int(np.load(run / "evaluations.npz")["timesteps"][0]) for run in runs), default=0)
     if shown < first:
         sys.exit(f"sb3-acer all-plots: --max-timesteps must be at least {first}, the first evaluation, got {shown}")
@@ -390,9 +395,8 @@ def plot_from_file(arguments: list[str]) -> None:
     """plot what all-plots has saved with --output, for at least two runs of each agent"""
     from rl_zoo3.plots import plot_from_file
 
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("-i", "--input")
-    if parser.parse_known_args(arguments)[0].input is None and not asks_for_help(arguments):
+    others = [argument for argument in arguments if argument != "-iqm"]  # which would be read as -i qm
+    if value_of(others, "-i", "--input") is None and not asks_for_help(arguments):
         sys.exit("sb3-acer plot-from-file: -i must name a file that all-plots has saved with --output")
     plot("plot-from-file", plot_from_file, [], arguments)
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import shutil
 import signal
 import sys
@@ -443,4 +444,5 @@ def run_to_resume(algo: str, env_id: str, folder: str, n_newest: int | None = No
 def command(name: str, algo: str, env_id: str, folder: str) -> str:
     """The command line that a user would type: without options that have their default value."""
     options = {"--algo": (algo, "acer"), "--env": (env_id, "CartPole-v1"), "-f": (folder, LOG_FOLDER)}
-    return f"sb3-acer {name}" + "".join(f" {key} {value}" for key, (value, usual) in options.items() if value != usual)
+    given = [part for key, (value, usual) in options.items() if value != usual for part in (key, value)]
+    return shlex.join(["sb3-acer", name, *given])

@@ -152,8 +152,9 @@ def test_evaluations_that_cannot_be_plotted_together_are_one_line(tmp_path: Path
         commands.main(given)
     with pytest.raises(SystemExit, match="--max-timesteps must be at least 10, the first evaluation, got 9"):
         commands.main([*given, "--max", "9"])
-    with pytest.raises(SystemExit, match="-i must name a file that all-plots has saved"):
-        commands.main(["plot-from-file"])
+    for option in ([], ["-iqm"]):
+        with pytest.raises(SystemExit, match="-i must name a file that all-plots has saved"):
+            commands.main(["plot-from-file", *option])
 
 
 def test_a_running_mean_is_over_a_tenth_of_the_shortest_run() -> None:
@@ -391,9 +392,11 @@ def test_push_to_hub_uploads_an_agent_with_its_card_and_video(
     monkeypatch.setattr(Hub, "uploads", [], raising=False)
     monkeypatch.setattr(huggingface_hub, "HfApi", Hub)
     logs = str(continued[0] / "logs")
-    sb3_acer("push-to-hub", "--env", "CartPole-v1", "-orga", "us", "-f", logs, "-n", "20", cwd=tmp_path)
+    sb3_acer(
+        "push-to-hub", "--env", "CartPole-v1", "-orga", "us", "-name", "mine", "-f", logs, "-n", "20", cwd=tmp_path
+    )
     ((repository, folder),) = Hub.uploads
-    assert repository == "us/acer-CartPole-v1"
+    assert repository == "us/mine"
     assert {"README.md", "replay.mp4", "acer-CartPole-v1.zip", "vec_normalize.pkl", "results.json"} <= {
         path.name for path in (tmp_path / folder).iterdir()
     }
