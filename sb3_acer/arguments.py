@@ -85,7 +85,7 @@ OTHER_NAMES = {
     "gae_lambda": "none: the traces of Retrace are min(1, rho)",
     "normalize_advantage": "q_coef and ent_coef, which weigh the parts of the gradient",
     "rms_prop_eps": "rprop_epsilon",
-    "use_rms_prop": "policy_kwargs=dict(optimizer_class=torch.optim.Adam), or none for RMSProp",
+    "use_rms_prop": "policy_kwargs=dict(optimizer_class=...): the default is RMSProp, and Adam for recurrent policies",
     "optimize_memory_usage": "none: frames of stacked images are stored once in any case",
     "action_noise": "ent_coef and policy_kwargs=dict(log_std_init=...): the policy is stochastic",
     "exploration_fraction": "ent_coef and ent_schedule: the policy is stochastic",
@@ -99,8 +99,8 @@ P = ParamSpec("P")
 
 def explain_other_names(init: Callable[P, None]) -> Callable[P, None]:
     """
-    Of the constructor: the TypeError for an argument of another algorithm of SB3 says what is here instead, and a
-    warning that the third argument is not the learning rate.
+    Decorate the constructor: an argument of another algorithm of SB3 raises a TypeError that names ACER's own, and a
+    third positional argument that looks like a learning rate gives a warning.
     """
     own = signature(init).parameters
 

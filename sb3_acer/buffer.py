@@ -190,6 +190,7 @@ class SequenceReplayBuffer(ReplayBuffer):
         """
         :param env: normalises observations and rewards, if given
         :return: the rollout that was finished last, one sequence per environment
+        :raises ValueError: if no rollout is finished
         """
         return self.gather(np.full(self.n_envs, self.pos - 1), np.arange(self.n_envs), env)
 
@@ -197,11 +198,13 @@ class SequenceReplayBuffer(ReplayBuffer):
         self, batch_size: int, env: VecNormalize | None = None, rng: np.random.Generator | None = None
     ) -> SequenceBatch:
         """
-        Sequences of finished rollouts, independent and uniform.
+        Draw sequences of finished rollouts, independently and uniformly.
 
         :param batch_size: number of sequences (B)
         :param env: normalises observations and rewards, if given
         :param rng: source of the random draws; None for a fresh one
+        :return: B sequences of T steps
+        :raises ValueError: if no rollout is finished
         """
         batch_size = check_integer("batch_size", batch_size)
         rng = np.random.default_rng() if rng is None else rng
@@ -363,9 +366,9 @@ class SequenceReplayBuffer(ReplayBuffer):
         :param state: what :meth:`state_dict` returned for a buffer of the same sizes
         :raises ValueError: if it is the state of a buffer of other sizes or spaces, or cannot be sampled
         """
-        self._take_over(deepcopy(state))
+        self._load_without_copy(deepcopy(state))
 
-    def _take_over(self, state: dict[str, Any]) -> None:
+    def _load_without_copy(self, state: dict[str, Any]) -> None:
         """:meth:`load_state_dict` of a state whose arrays become the buffer's own."""
         for name, value in state["sizes"].items():
             if value != getattr(self, name):
@@ -439,7 +442,7 @@ class SequenceReplayBuffer(ReplayBuffer):
                 device=device,
                 **{**kwargs, **state["sizes"]},
             )
-            buffer._take_over(state)
+            buffer._load_without_copy(state)
         except (KeyError, TypeError, IndexError, RuntimeError, AttributeError, MemoryError, OverflowError) as error:
             raise ValueError(f"the replay buffer must be a whole file, got one that is damaged: {error}") from error
         return buffer

@@ -86,7 +86,7 @@ def checkpoint_at(path: Path) -> Checkpoint | None:
 
 
 @contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
     """
     Keep other programs from writing checkpoints to a folder, which is made if there is none.
 
@@ -109,7 +109,7 @@ def alone_in(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def require_own(folder: Path, run: str) -> None:
+def require_same_run(folder: Path, run: str) -> None:
     """
     :param folder: folder of checkpoints
     :param run: id of the run that is to be saved there
@@ -138,8 +138,8 @@ def new_checkpoint(folder: str | Path, manifest: dict[str, Any], keep: int) -> I
     """
     folder = Path(folder)
     unfinished = folder / _UNFINISHED
-    with alone_in(folder):
-        require_own(folder, manifest["run"])
+    with locked(folder):
+        require_same_run(folder, manifest["run"])
         shutil.rmtree(unfinished, ignore_errors=True)  # of a program that was killed
         unfinished.mkdir()
         try:

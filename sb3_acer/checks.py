@@ -27,8 +27,8 @@ def require(holds: bool, name: str, rule: str, value: Any) -> None:
 
 def check_integer(name: str, value: Any, least: int = 1, most: int = MOST) -> int:
     """
-    :return: the value as Python's own integer; True and False are none
-    :raises ValueError: if it is no integer in [``least``, ``most``]
+    :return: the value as Python's own integer
+    :raises ValueError: if it is no integer in [``least``, ``most``], or a boolean
     """
     is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     require(is_integer and value >= least, name, f"an integer of at least {least}", value)
@@ -39,7 +39,7 @@ def check_integer(name: str, value: Any, least: int = 1, most: int = MOST) -> in
 def check_number(name: str, value: Any, low: float = 0.0, high: float = math.inf) -> float:
     """
     :return: the value, unchanged
-    :raises ValueError: if it is no finite number in [``low``, ``high``]; True and False are none
+    :raises ValueError: if it is no finite number in [``low``, ``high``], or a boolean
     """
     rule = f"a finite number of at least {low:g}" if high == math.inf else f"a number in [{low:g}, {high:g}]"
     is_number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)

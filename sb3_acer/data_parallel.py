@@ -100,13 +100,13 @@ class DataParallelAlgorithm(RolloutAlgorithm):
         progress_bar: bool = False,
     ) -> tuple[int, BaseCallback]:
         if distributed.world_size() > 1:
-            self._meet(total_timesteps, reset_num_timesteps)
+            self._start_as_rank_0(total_timesteps, reset_num_timesteps)
             if distributed.rank() > 0:
                 self.set_logger(Logger(None, []))
                 callback, progress_bar = _without_first_ranks(callback), False
         return super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
 
-    def _meet(self, total_timesteps: int, reset_num_timesteps: bool) -> None:
+    def _start_as_rank_0(self, total_timesteps: int, reset_num_timesteps: bool) -> None:
         """Let all ranks begin as rank 0 does."""
         call = {"total_timesteps": total_timesteps, "reset_num_timesteps": reset_num_timesteps}
         others = {name: getattr(self, name) for name in ("n_envs", "num_timesteps", "_log_interval")}
@@ -139,13 +139,13 @@ class DataParallelAlgorithm(RolloutAlgorithm):
 
         rollouts, reports = zip(*distributed.together(collect), strict=True)
         self._episode_num = n_episodes
-        self._hear(reports)
+        self._merge_reports(reports)
         stops = any(report.stops for report in reports)
         if stops:  # learn would leave without it
             self.train(self.gradient_steps, self.batch_size)
         return cast(RolloutReturn, rollouts[distributed.rank()]._replace(continue_training=not stops))
 
-    def _hear(self, reports: Sequence[Report]) -> None:
+    def _merge_reports(self, reports: Sequence[Report]) -> None:
         """Record what has happened on all ranks."""
         infos = [info for report in reports for info in report.infos]
         super()._update_info_buffer(infos, np.ones(len(infos), bool))

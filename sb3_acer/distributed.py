@@ -47,7 +47,7 @@ class Process(NamedTuple):
 
     host: str
     namespace: str
-    """in which its number is its own, on Linux"""
+    """of process numbers, on Linux; empty elsewhere"""
     pid: int
 
 
@@ -148,7 +148,7 @@ def _gather_by_messages(value: T) -> list[T]:
 
 def together(function: Callable[[], T]) -> list[T]:
     """
-    Call a function in which the ranks do not meet. If it fails on one of them, it fails on all.
+    Call a function that exchanges nothing between the ranks. If it raises an error on one rank, all ranks raise one.
 
     :param function: the function
     :return: what it returned on all ranks, by rank

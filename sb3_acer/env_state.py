@@ -49,17 +49,17 @@ class EnvState(NamedTuple):
     """attributes of the wrappers around the vectorised environment, such as VecNormalize's"""
     n_envs: int
     envs: Any
-    """of the environments themselves; None if it cannot be had"""
+    """state of the environments themselves; None if it is not available"""
     source: str
-    """how the environments' state was had, or why it cannot be had"""
+    """where the environments' state is from, or why it is not available"""
 
 
 class EnvStateError(Exception):
-    """The state of an environment cannot be had, or cannot be set."""
+    """The state of an environment cannot be saved or restored."""
 
 
 class NormalizationError(EnvStateError, ValueError):
-    """Observations and rewards would mean something else to the agent."""
+    """VecNormalize is another one than the agent was trained with."""
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -90,7 +90,7 @@ class _Unpickler(pickle.Unpickler):
 def get_env_state(env: VecEnv) -> EnvState:
     """
     :param env: a vectorised environment between two steps
-    :return: its state; nothing has changed
+    :return: its state; the environment does not change
     """
     *wrappers, base = _vec_layers(env)
     names = [type(layer).__qualname__ for layer in wrappers]

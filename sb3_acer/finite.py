@@ -67,7 +67,7 @@ class FiniteVecEnv(VecEnvWrapper):
 
 def kept_if_refused(normalize: VecNormalize | None) -> AbstractContextManager[None]:
     """
-    VecNormalize is as it was before, statistics and last observations, if an error is raised within.
+    Restore VecNormalize's statistics and last observations if the block raises an error.
 
     :param normalize: None if there is none
     """

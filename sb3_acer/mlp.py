@@ -66,9 +66,9 @@ class Layer(NamedTuple):
 
 class Chain:
     """
-    Modules one after another: what ``nn.Sequential`` computes. Linear layers with tanh or ReLU between them are run
-    without the cost of calling modules, a third of a small network's time, and differentiated by hand, see
-    :class:`ForwardPass`, but not while they have hooks.
+    Modules one after another, as in ``nn.Sequential``. Linear layers with tanh or ReLU between them are run without
+    calling modules, which saves a third of a small network's time, and are differentiated by hand, see
+    :class:`ForwardPass`. Other modules are called, and so are all while one of them has a hook.
 
     :param modules: the modules; the parts of an ``nn.Sequential`` count as single modules
     """

@@ -120,7 +120,7 @@ class FlatParameters:
                     ".requires_grad_(False), say"
                 )
 
-    def require_own(self, optimizer: th.optim.Optimizer) -> None:
+    def require_unchanged(self, optimizer: th.optim.Optimizer) -> None:
         """
         :param optimizer: the module's
         :raises ValueError: if parameters were replaced since the policy was built, since no update would change the new
@@ -129,8 +129,8 @@ class FlatParameters:
         present = list(self._module.parameters())
         if list(map(id, present)) != list(map(id, self.parameters)):
             raise ValueError(
-                "policy must keep the parameters that it was built with, into which load_state_dict copies values, got "
-                f"{len(present)} parameters in place of these {len(self.parameters)}"
+                "policy must keep the parameters that it was built with, whose values load_state_dict sets, got others: "
+                f"{len(present)} in place of {len(self.parameters)}"
             )
         held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         if list(map(id, held)) != list(map(id, self._optimized)):
@@ -190,9 +190,10 @@ class FlatParameters:
 
     def connect(self, optimizer: th.optim.Optimizer) -> None:
         """
-        Let an optimiser of the vectors know the single parameters. Copies of an optimiser do not.
+        Make an optimiser of the vectors collect and zero the gradients of the single parameters. A copy of an optimiser
+        has to be connected again.
 
-        :param optimizer: of the vectors, or of the single parameters, for which there is nothing to do
+        :param optimizer: of the vectors; for one of the single parameters there is nothing to do
         """
         if any(parameter is vector for parameter in optimizer.param_groups[0]["params"] for vector in self.vectors):
             optimizer.zero_grad = self.zero_grad  # type: ignore[method-assign]

@@ -24,12 +24,12 @@ from sb3_acer import distributed
 from sb3_acer.arguments import comparable_arguments, is_plain
 from sb3_acer.checkpoint import (
     Checkpoint,
-    alone_in,
     checkpoint_at,
     find_checkpoint,
     find_undamaged,
+    locked,
     new_checkpoint,
-    require_own,
+    require_same_run,
 )
 from sb3_acer.checks import check_boolean, check_integer, require
 from sb3_acer.data_parallel import DataParallelAlgorithm, generators_of_rank
@@ -132,8 +132,8 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         the interruption, equal to the bit on the same machine with the same number of threads. If that call was
         complete, ``reset_num_timesteps=False`` begins the next one.
 
-        If the state of the environments could not be had, or if their number or that of the ranks is another one, they
-        begin new episodes, and a warning says so. For another number of ranks the replay buffers are divided evenly.
+        If the environments' state is not available, or if their number or that of the ranks has changed, they begin new
+        episodes, and a warning says so. For another number of ranks the replay buffers are divided evenly.
 
         :param folder: folder of checkpoints, or of a single one
         :param env: the environment, made and wrapped as that of the saved training
@@ -223,7 +223,7 @@ class ResumableAlgorithm(DataParallelAlgorithm):
             _require_folder("checkpoint", "the path of a folder, or None", checkpoint)
         found, folder = None, None if checkpoint is None else Path(checkpoint)
         outer = self._checkpoints, self._continues  # of a call in whose callback this one is
-        writing = nullcontext() if folder is None or distributed.rank() else alone_in(folder)
+        writing = nullcontext() if folder is None or distributed.rank() else locked(folder)
         with ExitStack() as stack:
             distributed.together(lambda: stack.enter_context(writing))
             stack.callback(self._leave_call, *outer)
@@ -259,9 +259,9 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         self._run = distributed.from_first(self._run)
         found = distributed.together(lambda: find_undamaged(folder))[0]
         if self._resumed is not None:
-            distributed.together(lambda: require_own(folder, self._run))
+            distributed.together(lambda: require_same_run(folder, self._run))
         elif found is not None:
-            self._take_over(found, start)
+            self._become(found, start)
         return found
 
     def _warn_of_nothing_left(self, total_timesteps: int) -> None:
@@ -320,7 +320,7 @@ class ResumableAlgorithm(DataParallelAlgorithm):
             self._plan_checkpoint(freq)
         return super().collect_rollouts(env, callback, *args, **kwargs)
 
-    def _take_over(self, found: Checkpoint, start: int) -> None:
+    def _become(self, found: Checkpoint, start: int) -> None:
         """Become the agent of a checkpoint. If it is refused, agent and environments stay as they are."""
         with named(found.path):
             began, run = found.manifest["started_at"], found.manifest["run"]
@@ -413,7 +413,7 @@ class ResumableAlgorithm(DataParallelAlgorithm):
                     self.env.seed(first % 2**32)  # not the episodes of the start again
 
     def _restore_process(self) -> None:
-        """Restore what the beginning of learn overwrites, and what other code uses until then."""
+        """Restore the counters of callbacks, logged values and global random generators, which the start of learn uses."""
         callbacks = _callbacks(self._callback)
         if self._attributes_at_start is None:
             self._attributes_at_start = [_plain_attributes(callback) for callback in callbacks]

@@ -141,8 +141,8 @@ class Ring:
 
     def finish(self, slot: int) -> None:
         """
-        Move the rollout under way into a slot. What is interrupted can be repeated, until :meth:`free_replaced` is
-        called.
+        Move the rollout under way into a slot. If this is interrupted, it can be called again, before
+        :meth:`free_replaced`.
 
         :param slot: a slot that is not sampled
         """

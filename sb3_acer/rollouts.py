@@ -193,7 +193,7 @@ class RolloutAlgorithm(OffPolicyAlgorithm):
         progress_bar: bool = False,
     ) -> tuple[int, BaseCallback]:
         assert self.env is not None
-        self.policy.flat.require_own(self.policy.optimizer)
+        self.policy.flat.require_unchanged(self.policy.optimizer)
         self.replay_buffer.expect_frame_stack(find_frame_stack(self.env))
         normalize = self._vec_normalize_env
         if len(self._states) != self.n_envs:  # loaded with another number of environments

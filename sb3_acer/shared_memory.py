@@ -21,7 +21,7 @@ PART = 2**18
 
 _FOLDER = Path("/dev/shm")
 _LINE = 64  # bytes of a processor's cache line: ranks that write to the same one slow each other down
-_LOOKS = 1000  # at what others have posted, before the first sleep: some milliseconds in all
+_LOOKS = 1000  # at what others have posted, before the first sleep: a few milliseconds in all
 _LONGEST_SLEEP = 0.01  # seconds
 _CHECK_EVERY = 1.0  # seconds
 _AT_END = -1

@@ -66,7 +66,7 @@ def read_state(file: io.BufferedIOBase, name: str) -> dict[str, Any]:
             sizes = {member.filename: member.file_size for member in archive.infolist()}
             is_plain = all(member.compress_type == zipfile.ZIP_STORED for member in archive.infolist())
             if not is_plain or len(sizes) < len(archive.infolist()) or sum(sizes.values()) > file.seek(0, os.SEEK_END):
-                raise ValueError("its members are packed")
+                raise ValueError("its members must be uncompressed, of different names and no larger than the file")
             return _unpacked(archive, sizes)
     except Exception as error:  # whatever numpy's and Python's parsers raise
         reason = error or type(error).__name__

@@ -43,8 +43,9 @@ class Update(NamedTuple):
 
     gradients: tuple[th.Tensor, ...]
     """
-    gradients of the loss, a weighted mean over the T * B states, with respect to the statistics, ``[T, B, P]``, Q of
-    the actions taken, ``[T, B]``, and a V of its own where the critic has one, ``[T, B]``
+    gradients of the loss, the sum over the states of weight times loss, divided by T * B, with respect to the
+    statistics, ``[T, B, P]``, Q of the actions taken, ``[T, B]``, and a V of its own where the critic has one,
+    ``[T, B]``
     """
     batch: SequenceBatch
     evaluation: Evaluation
@@ -149,7 +150,9 @@ def metrics(family: Family, update: Update, c: float) -> dict[str, float]:
     :param family: the family of the actions
     :param update: what :func:`compute_update` returned, with its ``grad_norm``
     :param c: truncation constant
-    :return: what ACER logs of it: means over the T * B states, and shares of them
+    :return: what ACER logs of it: means over the T * B states, and shares of them. ``policy_loss`` is minus the gain
+        whose gradient is equation 9, without trust region and entropy bonus, and ``correction_loss`` its second term
+        alone; ``trust_region_scale`` is the multiple of k that equation 12 subtracts from g
     """
     evaluation = update.evaluation
     stats, q_values = evaluation.stats, evaluation.q_values

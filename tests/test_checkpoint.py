@@ -134,7 +134,7 @@ def test_one_program_writes_to_a_folder_at_a_time(monkeypatch: pytest.MonkeyPatc
         with pytest.raises(ValueError, match="to which another program is writing"):
             write(tmp_path, 20)
 
-    with checkpoint.alone_in(tmp_path):
+    with checkpoint.locked(tmp_path):
         assert in_a_fork(write_too) == 0
         write(tmp_path, 10)  # the program itself may
     assert newest(tmp_path) == 10
