@@ -129,8 +129,8 @@ class FlatParameters:
         present = list(self._module.parameters())
         if list(map(id, present)) != list(map(id, self.parameters)):
             raise ValueError(
-                "policy must keep the parameters that it was built with, whose values load_state_dict sets, got others: "
-                f"{len(present)} in place of {len(self.parameters)}"
+                "policy must keep the parameters that it was built with, whose values load_state_dict sets, got "
+                f"others: {len(present)} in place of {len(self.parameters)}"
             )
         held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         if list(map(id, held)) != list(map(id, self._optimized)):

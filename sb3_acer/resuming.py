@@ -413,7 +413,7 @@ class ResumableAlgorithm(DataParallelAlgorithm):
                     self.env.seed(first % 2**32)  # not the episodes of the start again
 
     def _restore_process(self) -> None:
-        """Restore the counters of callbacks, logged values and global random generators, which the start of learn uses."""
+        """Restore callbacks' counters, logged values and global random generators, which the start of learn changes."""
         callbacks = _callbacks(self._callback)
         if self._attributes_at_start is None:
             self._attributes_at_start = [_plain_attributes(callback) for callback in callbacks]
