@@ -217,7 +217,6 @@ class ACER(StableBaselinesInterface):
         self.burn_in = burn_in
         self._states = np.zeros((0, 0), np.float32)  # recurrent states of the environments, [n_envs, W]
         self._rngs = cast(Generators, None)  # set by set_random_seed
-        self._observes_normalized = False  # whether VecNormalize makes the policy's observations itself
         self._n_replays = 0  # replayed batches after the last rollout
         self._run = secrets.token_hex(8)
         self._log_interval: int | None = None
@@ -288,6 +287,31 @@ class ACER(StableBaselinesInterface):
         loaded_rngs = self._rngs
         self.set_random_seed(self.seed)
         self._rngs = loaded_rngs or self._rngs
+        self.policy = self._make_policy().to(self.device)
+        require(not self.burn_in or self.policy.state_size > 0, "burn_in", "0 for a feed-forward policy", self.burn_in)
+        self.average_policy = deepcopy(self.policy)
+        self.average_policy.flat.without_gradients()
+        self.average_policy.set_training_mode(False)
+        del self.average_policy.optimizer
+        self.train_freq = (self.n_steps, "step")
+        self._convert_train_freq()
+        if self.replay_buffer is None:
+            self.replay_buffer = self.replay_buffer_class(
+                self.buffer_size,
+                self.observation_space,
+                self.action_space,
+                device=self.device,
+                n_envs=self.n_envs,
+                n_steps=self.n_steps,
+                **self.replay_buffer_kwargs,
+            )
+        else:  # saved with the agent
+            of_buffer = self.replay_buffer.n_steps
+            require(of_buffer == self.n_steps, "n_steps", f"{of_buffer}, as in the saved replay buffer", self.n_steps)
+            if self.replay_buffer.n_envs != self.n_envs:
+                self.replay_buffer = self.replay_buffer.with_envs(self.n_envs)
+
+    def _make_policy(self) -> ACERPolicy:
         policy_kwargs = _copied(self.policy_kwargs)
         optimizer_class = policy_kwargs.get("optimizer_class", RMSpropTFLike)
         if isinstance(optimizer_class, type) and issubclass(optimizer_class, RMSpropTFLike):
@@ -295,7 +319,7 @@ class ACER(StableBaselinesInterface):
             given = check_kwargs("optimizer_kwargs", policy_kwargs.get("optimizer_kwargs"))
             policy_kwargs["optimizer_kwargs"] = {**rmsprop, **given}
         try:
-            policy = self.policy_class(self.observation_space, self.action_space, self.lr_schedule, **policy_kwargs)
+            return self.policy_class(self.observation_space, self.action_space, self.lr_schedule, **policy_kwargs)
         except AssertionError as error:  # SB3's features extractors assert that observations fit
             raise ValueError(f"policy must fit the observations, got {self.policy_class.__name__}: {error}") from error
         except RuntimeError as error:
@@ -306,29 +330,6 @@ class ACER(StableBaselinesInterface):
                 f"observation_space must {rule}, or policy_kwargs another features_extractor_class, got "
                 f"{self.observation_space}: {error}"
             ) from error
-        self.policy = policy.to(self.device)
-        require(not self.burn_in or self.policy.state_size > 0, "burn_in", "0 for a feed-forward policy", self.burn_in)
-        self.average_policy = deepcopy(self.policy)
-        self.average_policy.flat.without_gradients()
-        self.average_policy.set_training_mode(False)
-        del self.average_policy.optimizer
-        self.train_freq = (self.n_steps, "step")
-        self._convert_train_freq()
-        if self.replay_buffer is not None:  # saved with the agent
-            of_buffer = self.replay_buffer.n_steps
-            require(of_buffer == self.n_steps, "n_steps", f"{of_buffer}, as in the saved replay buffer", self.n_steps)
-            if self.replay_buffer.n_envs != self.n_envs:
-                self.replay_buffer = self.replay_buffer.with_envs(self.n_envs)
-        else:
-            self.replay_buffer = self.replay_buffer_class(
-                self.buffer_size,
-                self.observation_space,
-                self.action_space,
-                device=self.device,
-                n_envs=self.n_envs,
-                n_steps=self.n_steps,
-                **self.replay_buffer_kwargs,
-            )
 
     def set_random_seed(self, seed: int | None = None) -> None:
         """

@@ -11,7 +11,6 @@ from typing import Any, ParamSpec, cast
 
 import gymnasium as gym
 import numpy as np
-from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm, maybe_make_env
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
@@ -22,6 +21,7 @@ from sb3_acer.checks import (
     check_choice,
     check_integer,
     check_number,
+    check_observation_space,
     check_seed,
     check_subclass,
     constructor_arguments,
@@ -187,17 +187,6 @@ def check_env(env: Any) -> Any:
     rule = "an environment, or a VecEnv of stable-baselines3 (make_vec_env)"
     require(is_env and not isinstance(env, gym.vector.VectorEnv), "env", rule, env)
     return env
-
-
-def check_observation_space(space: Any) -> None:
-    """
-    :raises ValueError: if it is no space of observations that networks take
-    """
-    parts = list(space.spaces.values()) if isinstance(space, spaces.Dict) else [space]
-    supported = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
-    are_numbers = parts and all(isinstance(part, supported) and 0 not in (part.shape or ()) for part in parts)
-    rule = "a Box with numbers, Discrete, MultiDiscrete or MultiBinary space, or a Dict of these"
-    require(bool(are_numbers), "observation_space", rule, space)
 
 
 def make_env(env: Any, verbose: int) -> gym.Env[Any, Any] | VecEnv:

@@ -18,7 +18,7 @@ from sb3_acer.checks import check_boolean, check_device, check_integer, require
 from sb3_acer.finite import LARGEST
 from sb3_acer.frames import FrameStack, make_frame_stack
 from sb3_acer.ring import Ring
-from sb3_acer.sequences import SequenceBatch, by_key
+from sb3_acer.sequences import SequenceBatch, by_key, spaces_by_key
 from sb3_acer.storage import read_state, write_state
 
 NumpyObs = np.ndarray | dict[str, np.ndarray]
@@ -244,20 +244,20 @@ class SequenceReplayBuffer(ReplayBuffer):
         if env is not None:
             rewards = th.from_numpy(env.normalize_reward(rewards.numpy()))
         return SequenceBatch(
-            self._to_observations(observations, env, device),
-            steps["actions"].to(device),
-            steps["behaviour"].to(device),
-            rewards.to(device),
-            steps["terminated"].to(device),
-            steps["truncated"].to(device),
-            self._to_observations(finals, env, device),
-            th.from_numpy(final_steps).to(device),
-            states.to(device),
-            th.ones((self.n_steps, len(envs)), device=device),
-            slots,
-            envs,
-            masks,
-            final_masks,
+            observations=self._to_observations(observations, env, device),
+            actions=steps["actions"].to(device),
+            behaviour=steps["behaviour"].to(device),
+            rewards=rewards.to(device),
+            terminated=steps["terminated"].to(device),
+            truncated=steps["truncated"].to(device),
+            final_observations=self._to_observations(finals, env, device),
+            final_steps=th.from_numpy(final_steps).to(device),
+            states=states.to(device),
+            weights=th.ones((self.n_steps, len(envs)), device=device),
+            slots=slots,
+            envs=envs,
+            masks=masks,
+            final_masks=final_masks,
         )
 
     def with_envs(self: SelfBuffer, n_envs: int) -> SelfBuffer:
@@ -449,16 +449,13 @@ class SequenceReplayBuffer(ReplayBuffer):
 
     def _describe_spaces(self) -> dict[str, Any]:
         """Shapes and types, as plain values."""
-        observations = {key: [list(space.shape), str(space.dtype)] for key, space in self._spaces().items()}
+        parts = spaces_by_key(self.observation_space)
+        observations = {key: [list(part.shape or ()), str(part.dtype)] for key, part in parts.items()}
         return {"observations": observations, "actions": [list(self.action_space.shape or ()), repr(self.action_space)]}
-
-    def _spaces(self) -> dict[str, Any]:
-        space = self.observation_space
-        return dict(space.spaces) if isinstance(space, spaces.Dict) else {"": space}
 
     def _make_stacks(self, frame_stack: int | dict[str, int]) -> dict[str, FrameStack]:
         stacks = {}
-        for key, space in self._spaces().items():
+        for key, space in spaces_by_key(self.observation_space).items():
             n_frames = frame_stack.get(key, 1) if isinstance(frame_stack, dict) else frame_stack
             n_frames = check_integer("frame_stack", n_frames)
             stack = make_frame_stack(space, n_frames, strict=self.frame_stack is not None)
@@ -467,7 +464,7 @@ class SequenceReplayBuffer(ReplayBuffer):
         return stacks
 
     def _make_ring(self, action: np.ndarray, behaviour: np.ndarray, states: np.ndarray, masked: bool) -> Ring:
-        of_spaces, strict = self._spaces(), self.frame_stack is not None
+        of_spaces, strict = spaces_by_key(self.observation_space), self.frame_stack is not None
         if masked:
             of_spaces[_INVALID] = _flags(behaviour)
         arguments = self.n_steps, of_spaces, self._stacks, strict, action, behaviour, states, self.storage_device

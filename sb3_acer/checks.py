@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch as th
+from gymnasium import spaces
 from stable_baselines3.common.utils import get_device
 
 MOST = 2**63 - 1
@@ -45,6 +46,25 @@ def check_number(name: str, value: Any, low: float = 0.0, high: float = math.inf
     is_number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
     require(is_number and math.isfinite(value) and low <= value <= high, name, rule, value)
     return value  # type: ignore[no-any-return]
+
+
+def check_observation_space(space: Any) -> None:
+    """
+    :param space: an observation space
+    :raises ValueError: if SB3's preprocessing makes no vectors or images of the observations
+    """
+    parts = list(space.values()) if isinstance(space, spaces.Dict) else [space]
+    from_0 = "Discrete or one-dimensional MultiDiscrete that begins at 0"
+    rule = f"a Box with numbers, {from_0}, MultiBinary, or a Dict of these"
+    require(bool(parts) and all(map(_is_vector_or_image, parts)), "observation_space", rule, space)
+
+
+def _is_vector_or_image(space: Any) -> bool:
+    if isinstance(space, spaces.Discrete):
+        return bool(space.start == 0)
+    if isinstance(space, spaces.MultiDiscrete):
+        return len(space.shape) == 1 and not space.start.any()
+    return isinstance(space, (spaces.Box, spaces.MultiBinary)) and len(space.shape) > 0 and 0 not in space.shape
 
 
 def check_boolean(name: str, value: Any) -> bool:

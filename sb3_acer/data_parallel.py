@@ -21,6 +21,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb3_acer import distributed
 from sb3_acer.arguments import comparable_arguments, is_plain
 from sb3_acer.distributed import Moments
+from sb3_acer.finite import running_statistics
 from sb3_acer.rollouts import Generators, RolloutAlgorithm
 
 OF_FIRST_RANK = (EvalCallback, CheckpointCallback, ProgressBarCallback)
@@ -167,10 +168,7 @@ class DataParallelAlgorithm(RolloutAlgorithm):
 
     def _statistics(self) -> list[RunningMeanStd]:
         """VecNormalize's."""
-        normalize = self._vec_normalize_env
-        found = [getattr(normalize, name, None) for name in ("obs_rms", "ret_rms")]
-        parts = [part for each in found for part in (each.values() if isinstance(each, dict) else [each])]
-        return [part for part in parts if part is not None]
+        return [] if self._vec_normalize_env is None else running_statistics(self._vec_normalize_env)
 
     def _moments(self) -> list[Moments]:
         return [Moments(each.mean, each.var, each.count) for each in self._statistics()]

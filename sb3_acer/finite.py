@@ -77,7 +77,7 @@ def kept_if_refused(normalize: VecNormalize | None) -> AbstractContextManager[No
 @contextmanager
 def _kept_if_refused(normalize: VecNormalize) -> Iterator[None]:
     # A step gives the attributes new arrays and does not write into the old ones.
-    before = [(part, dict(vars(part))) for part in _parts(normalize)]
+    before = [(part, dict(vars(part))) for part in (normalize, *running_statistics(normalize))]
     try:
         yield
     except BaseException:
@@ -86,10 +86,14 @@ def _kept_if_refused(normalize: VecNormalize) -> Iterator[None]:
         raise
 
 
-def _parts(normalize: VecNormalize) -> list[VecNormalize | RunningMeanStd]:
-    statistics: Any = getattr(normalize, "obs_rms", {})  # missing without norm_obs
-    statistics = list(statistics.values()) if isinstance(statistics, dict) else [statistics]
-    return [normalize, normalize.ret_rms, *statistics]
+def running_statistics(normalize: VecNormalize) -> list[RunningMeanStd]:
+    """
+    :param normalize: a VecNormalize
+    :return: its statistics of observations and of returns
+    """
+    of_observations: Any = getattr(normalize, "obs_rms", {})  # missing without norm_obs
+    parts = of_observations.values() if isinstance(of_observations, dict) else [of_observations]
+    return [*parts, normalize.ret_rms]
 
 
 def _require_finite(name: str, values: Any, step: int, env: int | None = None) -> None:

@@ -29,6 +29,7 @@ from sb3_acer.checks import (
     check_integer,
     check_kwargs,
     check_number,
+    check_observation_space,
     check_subclass,
     require,
 )
@@ -70,7 +71,7 @@ def _split_net_arch(net_arch: list[int] | Mapping[str, list[int]]) -> tuple[list
     """Widths of the policy network and of the Q network, which other policies of SB3 call ``vf``."""
     if isinstance(net_arch, list) and len(net_arch) == 1 and isinstance(net_arch[0], dict):
         warnings.warn(
-            "net_arch should be a dict instead of a list with one dict: net_arch=dict(pi=..., qf=...)", stacklevel=4
+            "net_arch should be a dict instead of a list with one dict: net_arch=dict(pi=..., qf=...)", stacklevel=8
         )
         net_arch = net_arch[0]
     if isinstance(net_arch, Mapping):
@@ -237,10 +238,9 @@ class ACERPolicy(PredictionInterface):
         """
         :param space: the observation space
         :param extractor: the features extractor that was given, None for the policy's own
-        :raises ValueError: if the extractor is not made for such observations
+        :raises ValueError: for an observation space that is not supported, or that the extractor is not made for
         """
-        for part in space.values() if isinstance(space, spaces.Dict) else [space]:
-            require(_is_basic(part), "observation_space", _BASIC, space)
+        check_observation_space(space)
         is_dict, is_image = isinstance(space, spaces.Dict), is_image_space(space)
         own = self.default_features_extractor
         misfits = (FlattenExtractor, NatureCNN) if is_dict else (CombinedExtractor,)
@@ -252,7 +252,7 @@ class ACERPolicy(PredictionInterface):
             rule = f"{fitting!r} for {'Dict observations' if is_dict else space}"
             require(own not in misfits, "policy", rule, name)
             if own is FlattenExtractor and is_image:
-                warnings.warn(f"{name} takes images for vectors: {fitting} has a network for images", stacklevel=5)
+                warnings.warn(f"{name} takes images for vectors: {fitting} has a network for images", stacklevel=7)
 
     def _build(self) -> None:
         """Make the networks and initialise them."""
@@ -558,18 +558,6 @@ def _check_activation(activation_fn: Any) -> None:
         is_module = False
     rule = "a class of torch modules that needs no arguments, or a function that makes one"
     require(is_module, "activation_fn", rule, activation_fn)
-
-
-_BASIC = "Box, Discrete or one-dimensional MultiDiscrete that begin at 0, MultiBinary, or a Dict of these"
-
-
-def _is_basic(space: spaces.Space[Any]) -> bool:
-    """Whether SB3's preprocessing makes vectors or images of the observations."""
-    if isinstance(space, spaces.Discrete):
-        return bool(space.start == 0)
-    if isinstance(space, spaces.MultiDiscrete):
-        return len(space.shape) == 1 and not space.start.any()
-    return isinstance(space, (spaces.Box, spaces.MultiBinary)) and len(space.shape) > 0
 
 
 @cache

@@ -1,6 +1,6 @@
 """The ring of slots: all columns of the replay buffer together."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch as th
@@ -11,6 +11,21 @@ from sb3_acer.frames import FrameStack
 
 # torch can hardly index these
 _STORED_AS = {np.dtype(np.uint16): np.int32, np.dtype(np.uint32): np.int64, np.dtype(np.uint64): np.int64}
+
+
+class Taken(NamedTuple):
+    """B sequences of T steps."""
+
+    steps: dict[str, th.Tensor]
+    """columns of the steps, ``[T, B, ...]``"""
+    observations: dict[str, th.Tensor]
+    """by key, ``[T + 1, B, ...]``"""
+    finals: dict[str, th.Tensor]
+    """observations that followed the truncated steps, by key, ``[F, ...]``"""
+    final_steps: np.ndarray
+    """these steps, as t * B + b, ``[F]``"""
+    states: th.Tensor
+    """recurrent states at the first step, ``[B, W]``"""
 
 
 class Ring:
@@ -162,14 +177,11 @@ class Ring:
         for table, places in replaced:
             table.free(places)
 
-    def take(
-        self, slots: np.ndarray, envs: np.ndarray
-    ) -> tuple[dict[str, th.Tensor], dict[str, th.Tensor], dict[str, th.Tensor], np.ndarray, th.Tensor]:
+    def take(self, slots: np.ndarray, envs: np.ndarray) -> Taken:
         """
         :param slots: ``[B]``
         :param envs: ``[B]``
-        :return: columns of the steps, ``[T, B, ...]``, observations, ``[T + 1, B, ...]``, final observations,
-            ``[F, ...]``, the truncated steps that they follow, as t * B + b, ``[F]``, and recurrent states, ``[B, W]``
+        :return: the sequences of these slots and environments
         """
         rows = (slots * self.n_steps + np.arange(self.n_steps + 1)[:, np.newaxis]) % (self.n_slots * self.n_steps)
         flat = rows * self.n_envs + envs
@@ -179,7 +191,7 @@ class Ring:
         places = steps["final_place"].numpy().reshape(-1)
         final_steps = np.flatnonzero(places >= 0)
         finals = {key: take(table, places[final_steps]) for key, table in self.finals.rows.items()}
-        return steps, observations, finals, final_steps, take(self.states, slots * self.n_envs + envs, 2)
+        return Taken(steps, observations, finals, final_steps, take(self.states, slots * self.n_envs + envs, 2))
 
     def state_dict(self, n_rows: int) -> dict[str, Any]:
         """

@@ -64,7 +64,7 @@ class RolloutAlgorithm(OffPolicyAlgorithm):
     """whether actions are valid in the environments' present states, ``[n_envs, P]``; None if all always are"""
     _use_masking = True
     """whether masks are used where the environment has them"""
-    _observes_normalized: bool
+    _observes_normalized = False
     """whether VecNormalize makes the policy's observations itself"""
 
     def set_env(self, env: GymEnv, force_reset: bool = True) -> None:

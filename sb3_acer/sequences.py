@@ -5,6 +5,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch as th
+from gymnasium import spaces
 from stable_baselines3.common.type_aliases import PyTorchObs
 
 
@@ -86,3 +87,11 @@ def by_key(observations: Any) -> dict[str, Any]:
     :return: those of a Dict space as they are, others under the key ""
     """
     return observations if isinstance(observations, dict) else {"": observations}
+
+
+def spaces_by_key(space: spaces.Space[Any]) -> dict[str, spaces.Space[Any]]:
+    """
+    :param space: an observation space
+    :return: the parts of a Dict space, another space under the key ""
+    """
+    return dict(space.spaces) if isinstance(space, spaces.Dict) else {"": space}

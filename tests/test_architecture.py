@@ -38,7 +38,7 @@ ALGORITHM: dict[str, set[str]] = {
     "update": {"distributions", "estimators", "policies", "sequences"},
     "masks": {"checks", "distributions", "env_state"},
     "rollouts": {"arguments", "buffer", "checks", "env_state", "finite", "frames", "masks", "policies", "storage"},
-    "data_parallel": {"arguments", "distributed", "rollouts"},
+    "data_parallel": {"arguments", "distributed", "finite", "rollouts"},
     "checkpoint": {"storage"},
     "resuming": {"arguments", "checkpoint", "checks", "data_parallel", "distributed", "env_state", "storage"},
     "acer": {

@@ -22,6 +22,7 @@ from sb3_acer.acer import ACER
 from sb3_acer.checks import require
 from sb3_acer.extras import require_packages
 from sb3_acer.policies import ACERPolicy
+from sb3_acer.sequences import by_key, spaces_by_key
 from sb3_acer.storage import FilePath, opened, replacing
 
 TOLERANCE = 1e-4
@@ -89,13 +90,14 @@ class ActingNetwork(nn.Module):
         self.policy.use_bfloat16 = False
         space = policy.observation_space
         self.observation_space = space if vec_normalize is None else _space_before(vec_normalize, space)
-        self.keys: list[str] | None = list(space.spaces) if isinstance(space, spaces.Dict) else None
+        self.keys = list(spaces_by_key(space))
         statistics = {} if vec_normalize is None else _statistics_of(vec_normalize)
         self.normalizers = nn.ModuleList(
             Normalizer(statistics[key], vec_normalize) if vec_normalize and key in statistics else nn.Identity()
-            for key in (self.keys if self.keys is not None else [None])
+            for key in self.keys
         )
-        self.input_names = ["observation"] if self.keys is None else [f"observation.{key}" for key in self.keys]
+        self.in_dict = isinstance(space, spaces.Dict)
+        self.input_names = [f"observation.{key}" if self.in_dict else "observation" for key in self.keys]
         self.output_names = ["action", "statistics"]
         if policy.state_size:
             self.input_names.append("state")
@@ -103,7 +105,7 @@ class ActingNetwork(nn.Module):
 
     def forward(self, *inputs: th.Tensor) -> tuple[th.Tensor, ...]:
         parts = [normalizer(part) for normalizer, part in zip(self.normalizers, inputs, strict=False)]
-        observations = parts[0] if self.keys is None else dict(zip(self.keys, parts, strict=True))
+        observations = dict(zip(self.keys, parts, strict=True)) if self.in_dict else parts[0]
         states = inputs[-1] if self.policy.state_size else parts[0].new_zeros((parts[0].shape[0], 0))
         stats, states = self.policy.step(observations, states)
         family = self.policy.family
@@ -164,7 +166,7 @@ class ActingNetwork(nn.Module):
         """Random inputs."""
         space = deepcopy(self.observation_space)
         space.seed(n_rows)
-        parts = [space] if self.keys is None else [space[key] for key in self.keys]  # type: ignore[index]
+        parts = [spaces_by_key(space)[key] for key in self.keys]
         inputs = [th.from_numpy(np.stack([np.asarray(part.sample()) for _ in range(n_rows)])) for part in parts]
         if self.policy.state_size:
             inputs.append(th.rand((n_rows, self.policy.state_size), generator=th.Generator().manual_seed(n_rows)))
@@ -216,30 +218,24 @@ def _loaded(vec_normalize: VecNormalize | FilePath | None) -> VecNormalize | Non
     return loaded  # type: ignore[no-any-return]
 
 
-def _statistics_of(vec_normalize: VecNormalize) -> dict[str | None, RunningMeanStd]:
-    """By the keys of Dict observations that are normalised; None stands for observations without keys."""
+def _statistics_of(vec_normalize: VecNormalize) -> dict[str, RunningMeanStd]:
+    """By the keys of Dict observations that are normalised, "" for observations without keys."""
     if not vec_normalize.norm_obs:
         return {}
-    statistics: Any = vec_normalize.obs_rms
-    return dict(statistics) if isinstance(statistics, dict) else {None: statistics}
+    return by_key(vec_normalize.obs_rms)
 
 
 def _space_before(vec_normalize: VecNormalize, space: spaces.Space[Any]) -> spaces.Space[Any]:
     """The agent's observation space, with the parts that are normalised as they are before."""
     before = vec_normalize.observation_space if vec_normalize.venv is None else vec_normalize.venv.observation_space
-    agents, before_by_key = _parts(space), _parts(before)
+    agents, before_by_key = spaces_by_key(space), spaces_by_key(before)
     normalized = {key: before_by_key[key] for key in _statistics_of(vec_normalize)}
     alike = all(key in agents and part.shape == agents[key].shape for key, part in normalized.items())
     require(
         alike and agents.keys() == before_by_key.keys(), "vec_normalize", f"of the agent's observations {space}", before
     )
-    parts: dict[Any, spaces.Space[Any]] = {**agents, **normalized}
-    return spaces.Dict(parts) if isinstance(space, spaces.Dict) else parts[None]
-
-
-def _parts(space: spaces.Space[Any]) -> dict[Any, spaces.Space[Any]]:
-    """By key; None stands for a space without keys."""
-    return dict(space.spaces) if isinstance(space, spaces.Dict) else {None: space}
+    parts = {**agents, **normalized}
+    return spaces.Dict(parts) if isinstance(space, spaces.Dict) else parts[""]
 
 
 @contextmanager
