@@ -294,7 +294,10 @@ def call_in_envs(env: VecEnv, function: Callable[..., Any], *args: Any, **kwargs
     """
     :param env: a DummyVecEnv or SubprocVecEnv, or wrappers of one
     :param function: a function of a module, of an environment
+    :param args: its further arguments
+    :param kwargs: ``indices`` of the environments; all by default
     :return: ``function(env, *args)`` for each environment, run in its own process
+    :raises AttributeError, NotImplementedError: by vectorised environments that call no methods
     """
     return list(env.env_method(_Method(function), *args, **kwargs))
 

@@ -161,10 +161,6 @@ class FlatParameters:
         self.__dict__.update(state)
         self.attach()
 
-    def of(self, vector: int, values: th.Tensor) -> dict[int, th.Tensor]:
-        """Parts of some values, as long as a vector, by the positions of the parameters that they belong to."""
-        return dict(zip(self._groups[vector], self._split(values, self._groups[vector]), strict=True))
-
     def make_optimizer(
         self, optimizer_class: Callable[..., th.optim.Optimizer], lr: float, kwargs: dict[str, Any]
     ) -> th.optim.Optimizer:

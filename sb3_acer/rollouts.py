@@ -71,6 +71,7 @@ class RolloutAlgorithm(OffPolicyAlgorithm):
         """
         :param env: the environment to learn from; for another number of environments the replay buffer is rearranged
         :param force_reset: whether to reset the environment before training
+        :raises ValueError: if it is no environment, or has other spaces
         """
         check_boolean("force_reset", force_reset)
         env = self._wrap_env(check_env(env), self.verbose)

@@ -41,6 +41,7 @@ class NamedSchedule:
         self.name = name
 
     def __call__(self, progress_remaining: float) -> float:
+        """Value at the remaining progress, from 1 to 0."""
         return self.initial_value * max(SCHEDULES[self.name](1 - progress_remaining), 0.0)
 
     def __repr__(self) -> str:
