@@ -5,6 +5,7 @@ The algorithm: when to act, to store, to update. :mod:`sb3_acer.update` says wha
 import math
 import secrets
 import warnings
+import zipfile
 from collections.abc import Iterator
 from copy import copy, deepcopy
 from pathlib import Path
@@ -24,6 +25,7 @@ from sb3_acer.arguments import (
     RULES,
     check_callback,
     check_env,
+    check_policy_kwargs,
     check_whole,
     comparable,
     explain_other_names,
@@ -246,8 +248,7 @@ class ACER(StableBaselinesInterface):
             setattr(self, attribute, check(name, getattr(self, attribute)))
         make_schedule(self.learning_rate, self.lr_schedule_name)
         require(self.burn_in < self.n_steps, "burn_in", f"less than n_steps={self.n_steps}", self.burn_in)
-        of_policy = ("observation_space", "action_space", "lr_schedule")
-        check_kwargs("policy_kwargs", self.policy_kwargs, self.policy_class, of_policy)
+        check_policy_kwargs(self.policy_kwargs, self.policy_class)
         of_buffer = ("buffer_size", "observation_space", "action_space", "device", "n_envs", "n_steps")
         check_kwargs("replay_buffer_kwargs", self.replay_buffer_kwargs, self.replay_buffer_class, of_buffer)
 
@@ -379,6 +380,9 @@ class ACER(StableBaselinesInterface):
                 kwargs[attribute] = kwargs.pop(name)
         given = kwargs.pop("policy_kwargs", None)
         with opened(path, "zip") as file, named(path):
+            if not zipfile.is_zipfile(file):
+                raise ValueError("it is no zip file (load_stable_baselines loads agents of stable-baselines)")
+            file.seek(0)
             model = super().load(file, env, device, custom_objects, print_system_info, force_reset, **kwargs)
             if given is not None:
                 whole = _with_optimizer(model.policy_class, check_kwargs("policy_kwargs", given))

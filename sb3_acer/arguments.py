@@ -20,6 +20,7 @@ from sb3_acer.checks import (
     check_boolean,
     check_choice,
     check_integer,
+    check_kwargs,
     check_number,
     check_observation_space,
     check_seed,
@@ -94,6 +95,16 @@ OTHER_NAMES = {
 }
 """arguments of SB3's other algorithms, and what ACER has in their place"""
 
+OLD_POLICY_NAMES = {
+    "layers": "net_arch",
+    "act_fun": "activation_fn",
+    "n_lstm": "lstm_hidden_size",
+    "layer_norm": "the policy MlpLnLstmPolicy",
+    "cnn_extractor": "features_extractor_class",
+    "feature_extraction": "the policies MlpPolicy and CnnPolicy",
+}
+"""arguments of stable-baselines' policies, and what is in their place"""
+
 P = ParamSpec("P")
 
 
@@ -122,6 +133,20 @@ def explain_other_names(init: Callable[P, None]) -> Callable[P, None]:
         init(*args, **kwargs)
 
     return explained
+
+
+def check_policy_kwargs(policy_kwargs: Any, policy_class: type) -> None:
+    """
+    :param policy_kwargs: keyword arguments of a policy
+    :param policy_class: its class
+    :raises ValueError: if it has no such arguments, or if ACER gives them itself
+    """
+    try:
+        check_kwargs("policy_kwargs", policy_kwargs, policy_class, ("observation_space", "action_space", "lr_schedule"))
+    except ValueError as error:
+        old = [name for name in OLD_POLICY_NAMES if name in (policy_kwargs or {})]
+        now = ", ".join(f"stable-baselines' {name} is now {OLD_POLICY_NAMES[name]}" for name in old)
+        raise ValueError(f"{error}; {now}" if now else str(error)) from error
 
 
 def comparable_arguments(model: BaseAlgorithm) -> dict[str, Any]:

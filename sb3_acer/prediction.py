@@ -133,6 +133,7 @@ class PredictionInterface(BasePolicy, ABC):
             place of an observation
         """
         check_boolean("deterministic", deterministic)
+        self._warn_of_lost_states(state is None and episode_start is None)
         stats, after, vectorized = self.predict_statistics(observation, state, episode_start, action_masks)
         env_actions = self.family.to_env(self._choose(stats, deterministic).cpu().numpy())
         if self.state_size:
@@ -153,7 +154,6 @@ class PredictionInterface(BasePolicy, ABC):
             observation was one of N environments
         """
         self.set_training_mode(False)
-        self._warn_of_lost_states(state is None and episode_start is None)
         if isinstance(observation, tuple):
             super().predict(observation)  # raises SB3's own error, which explains the mistake
             raise ValueError(f"observation must be an array or a dict of arrays, got the tuple {observation!r}")
@@ -171,7 +171,7 @@ class PredictionInterface(BasePolicy, ABC):
                 "predict was called twice without a state, so the recurrent state was 0 both times: pass on what it "
                 "returns, action, state = model.predict(obs, state, episode_start), or give episode_start=[True] where "
                 "an episode begins",
-                stacklevel=5,
+                stacklevel=4,
             )
         self._began = begins
 

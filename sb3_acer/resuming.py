@@ -304,7 +304,10 @@ class ResumableAlgorithm(DataParallelAlgorithm):
 
     def _log_to(self, folder: str) -> None:
         """Log to tensorboard where the interrupted call did; the base class would take the newest folder."""
-        if self.tensorboard_log is not None and not self._custom_logger and folder and Path(folder).is_dir():
+        if self.tensorboard_log is None or self._custom_logger or not folder:
+            return
+        is_there = Path(folder).is_dir() and Path(folder).parent.resolve() == Path(self.tensorboard_log).resolve()
+        if is_there:
             self._logger = configure(folder, ["tensorboard", *(["stdout"] if self.verbose else [])])
             self._custom_logger = True
 
@@ -371,7 +374,7 @@ class ResumableAlgorithm(DataParallelAlgorithm):
             pickled = {name: process.pop(name) for name in ("counters", "callback_envs", "logger")}
         else:
             elapsed = time.time_ns() - self.start_time if self.start_time else 0
-            log_folder = self._logger.dir if hasattr(self, "_logger") else None
+            log_folder = self._logger.dir if self.tensorboard_log is not None and hasattr(self, "_logger") else None
             process = {"elapsed": elapsed, "log_folder": log_folder or "", **_random_states()}
             pickled = self._callback_states()
         assert self.env is not None

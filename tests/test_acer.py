@@ -557,6 +557,9 @@ def test_arguments_that_load_cannot_replace_are_refused(tmp_path: Path) -> None:
         ACER.load(tmp_path / "agent", lr_schedule=lambda progress: 1e-3)
     small(buffer_size=40).save(tmp_path / "with buffer", include=["replay_buffer"])
     assert ACER.load(tmp_path / "with buffer", buffer_size=40).replay_buffer.buffer_size == 40
+    (tmp_path / "old.pkl").write_bytes(b"old")
+    with pytest.raises(ValueError, match=r"old.pkl could not be loaded: .* \(load_stable_baselines loads agents of"):
+        ACER.load(tmp_path / "old.pkl")
     with pytest.raises(ValueError, match="buffer_size must be 40, as in the saved replay buffer, got 400"):
         ACER.load(tmp_path / "with buffer", buffer_size=400)
 
@@ -1083,8 +1086,10 @@ def test_a_loop_that_forgets_the_recurrent_state_warns_and_others_do_not(recwarn
     evaluate_policy(model, model.get_env(), 2, warn=False)  # type: ignore[arg-type]
     assert not [warning for warning in recwarn if "predict" in str(warning.message)]
     model.predict(observation)
-    with pytest.warns(UserWarning, match="predict was called twice without a state"):
+    model.action_probability(observation)
+    with pytest.warns(UserWarning, match="predict was called twice without a state") as warned:
         model.predict(observation)
+    assert warned[0].filename == __file__
 
 
 def test_an_agent_without_an_environment_says_how_to_give_it_one(tmp_path: Path) -> None:

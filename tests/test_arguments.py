@@ -256,6 +256,7 @@ def test_two_thousand_odd_arguments_work_or_are_named(case: tuple[str, str], val
         ("ACER", {"verbose": "loud"}, "verbose must be an integer of at least 0, got 'loud'"),
         ("ACER", {"device": "abacus"}, "device must be a device of this machine, got 'abacus'"),
         ("ACER", {"policy_kwargs": {"widths": [3]}}, "policy_kwargs must be arguments of MlpPolicy, got 'widths'"),
+        ("ACER", {"policy_kwargs": {"act_fun": 3}}, "got 'act_fun'; stable-baselines' act_fun is now activation_fn"),
         ("ACER", {"replay_buffer_kwargs": {"size": 3}}, "replay_buffer_kwargs must be arguments of Sequ.*, got 'size'"),
         ("ACER", {"stats_window_size": 0}, "stats_window_size must be an integer of at least 1, got 0"),
         ("ACER", {"num_procs": 0}, "num_procs must be an integer of at least 1, got 0"),

@@ -639,3 +639,13 @@ def test_a_run_goes_on_in_its_own_folder_of_tensorboard(tmp_path: Path) -> None:
         model = make_model(tensorboard_log=logs).learn(96, checkpoint=tmp_path / name)
         assert Path(model.logger.get_dir() or "") == logs / f"ACER_{number}"
     assert sorted(path.name for path in logs.iterdir()) == ["ACER_1", "ACER_2"]
+
+
+@pytest.mark.parametrize("before", [None, "others"])
+def test_a_run_goes_on_in_another_folder_of_tensorboard_if_it_is_given(before: str | None, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    first = None if before is None else tmp_path / before
+    with pytest.raises(Killed):
+        make_model(tensorboard_log=first).learn(96, KillAt(80), checkpoint=tmp_path / "run", checkpoint_freq=32)
+    model = make_model(tensorboard_log=tmp_path / "logs").learn(96, checkpoint=tmp_path / "run")
+    assert Path(model.logger.get_dir() or "").parent == tmp_path / "logs"

@@ -64,11 +64,12 @@ def parse_atari_id(env_id: str) -> AtariId:
     deterministic = "Deterministic-" in env_id
     kwargs = known.get(env_id.replace("Deterministic-", "NoFrameskip-"))
     if kwargs is None:
-        similar = get_close_matches(env_id, [*known, *roms], 1, 0)[0]
+        fixed = [name for name, kwargs in known.items() if isinstance(kwargs["frameskip"], int)]
+        similar = get_close_matches(env_id, [*fixed, *roms], 1, 0)[0]
         raise ValueError(f"env_id must be the id of an Atari game, such as {similar}, got {env_id!r}")
     if not isinstance(kwargs["frameskip"], int):
-        fixed = env_id.replace("-v", "NoFrameskip-v")
-        raise ValueError(f"env_id must have a fixed frame skip, such as {fixed}, got {env_id!r}")
+        with_fixed = env_id.replace("-v", "NoFrameskip-v")
+        raise ValueError(f"env_id must have a fixed frame skip, such as {with_fixed}, got {env_id!r}")
     frame_skip = 4 if kwargs["frameskip"] == 1 else kwargs["frameskip"]
     if deterministic and kwargs["game"] == "space_invaders":
         frame_skip = 3

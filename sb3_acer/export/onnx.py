@@ -265,7 +265,7 @@ def main(arguments: list[str]) -> None:
         export_onnx(model, path, options.vec_normalize)
     except (ValueError, OSError, ImportError) as error:
         sys.exit(f"sb3-acer export: {error}")
-    statistics = options.agent.with_suffix("") / "vecnormalize.pkl"
-    if options.vec_normalize is None and statistics.exists():
-        print(f"If it was trained on normalised observations, add --vec-normalize {statistics}")
+    if options.vec_normalize is None:
+        for statistics in options.agent.parent.glob("*/vecnormalize.pkl"):  # in a run's folder
+            print(f"If it was trained on normalised observations, add --vec-normalize {statistics}")
     print(f"{type(model.policy).__name__} for {model.observation_space} and {model.action_space}: {path}")

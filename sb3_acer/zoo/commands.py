@@ -91,7 +91,8 @@ def find_agent(exp_id: int, folder: str, algo: str, env_name: Any, *which: Any) 
     :param env_name: an EnvironmentName of huggingface_sb3
     """
     errors: list[Exception] = []
-    for run_id in [exp_id] if exp_id else runs_with("*.zip", Path(folder, algo), env_name) or [0]:
+    runs = runs_with("*.zip", Path(folder, algo), env_name)
+    for run_id in [exp_id] if exp_id else runs or [0]:
         try:
             with redirect_stdout(StringIO()) as said:
                 found = get_model_path(run_id, folder, algo, env_name, *which)
@@ -105,6 +106,9 @@ def find_agent(exp_id: int, folder: str, algo: str, env_name: Any, *which: Any) 
     env_id = env_name.gym_id
     known = env_id.split(":")[-1] in gym.registry
     advice = f"To train one: {command('train', algo, env_id, folder)}" if known else unknown_environment(env_id)
+    if runs:
+        saved = Path(folder, algo).glob(f"{env_name}_{exp_id if exp_id in runs else '*'}/*.zip")
+        advice = f"There are {', '.join(sorted(str(path) for path in saved))}"
     sys.exit(f"No saved agent: {errors[0]}. {advice}")
 
 
@@ -343,7 +347,11 @@ def plot_train(arguments: list[str]) -> None:
     successes = value_of(arguments, "-y", "--y-axis") == "success"
     if runs and successes and not any("is_success" in each for each in episodes):  # the zoo would draw no line
         sys.exit(f"sb3-acer plot-train: {runs[0]} must have episodes with is_success for -y success, got none")
-    window = fitting_window(min(map(len, episodes), default=0))
+    shortest = min(map(len, episodes), default=0)
+    fitting = min(fitting_window(shortest), max(shortest, 1))
+    window = value_of(arguments, "-w", "--episode-window", type=int, default=fitting)
+    if window > shortest > 0:  # the zoo would draw no line
+        sys.exit(f"sb3-acer plot-train: -w must be at most {shortest}, the episodes of the shortest run, got {window}")
     plot("plot-train", plot_train, [*SAVED_LOGS, "-w", str(window)], [*arguments, "-e", *env_names])
 
 

@@ -108,7 +108,7 @@ def watchable_env(env_id: str, *, should_render: bool, **kwargs: Any) -> VecEnv:
     draw_offscreen()
     kwargs["env_kwargs"] = {**kwargs["env_kwargs"], "render_mode": "rgb_array"}
     statistics = Path(kwargs["stats_path"] or env_id.replace("/", "-"))  # RUN/ENV for an agent that the zoo has trained
-    return Film(create_test_env(env_id, **kwargs), statistics.parent / "videos" / statistics.name)
+    return Film(create_test_env(env_id, **kwargs), statistics)  # not in videos/, which record-training empties
 
 
 @contextmanager

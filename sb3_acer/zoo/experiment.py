@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stdout
+from contextlib import nullcontext, redirect_stdout
 from copy import copy
 from functools import partial
 from io import StringIO
@@ -186,24 +186,31 @@ class Experiment(ExperimentManager):
             self.n_envs = n_envs
 
     def create_envs(self, n_envs: int, eval_env: bool = False, no_log: bool = False) -> VecEnv:
+        goes_on = self.resumed is not None and not eval_env and not no_log
+        starts = self._monitor_starts(n_envs) if goes_on else []
         if self.resumed is not None:
             self.monitor_kwargs = {**self.monitor_kwargs, "override_existing": False}
-            if not eval_env and not no_log:
-                self._begin_monitor_files(n_envs)
-        if distributed.rank() == 0:
-            return super().create_envs(n_envs, eval_env, no_log)
         numbered = partial(make_vec_env, start_index=distributed.rank() * n_envs)  # the files of monitors
-        with patch.object(exp_manager, "make_vec_env", numbered):
-            return super().create_envs(n_envs, eval_env, no_log)
+        with patch.object(exp_manager, "make_vec_env", numbered) if distributed.rank() else nullcontext():
+            env = super().create_envs(n_envs, eval_env, no_log)
+        for index, start in enumerate(starts):
+            env.set_attr("t_start", start, index)
+        return env
 
-    def _begin_monitor_files(self, n_envs: int) -> None:
-        """Those that a resumed run lacks for its environments: Monitor writes no header where it appends."""
-        first = distributed.rank() * n_envs
+    def _monitor_starts(self, n_envs: int) -> list[float]:
+        """
+        When the monitors' files of a resumed run began, which the times in them count from. Files that it lacks for its
+        environments begin now: Monitor writes no header where it appends.
+        """
+        starts, first = [], distributed.rank() * n_envs
         for path in (Path(self.save_path, f"{number}.{Monitor.EXT}") for number in range(first, first + n_envs)):
             if not path.exists():
                 keys = (*self.monitor_kwargs.get("reset_keywords", ()), *self.monitor_kwargs.get("info_keywords", ()))
                 header: dict[str, float | str] = {"t_start": time.time(), "env_id": str(self.env_name.gym_id)}
                 ResultsWriter(str(path), header, keys).close()
+            with path.open() as file:
+                starts.append(float(json.loads(file.readline()[1:])["t_start"]))
+        return starts
 
     def setup_experiment(self) -> tuple[BaseAlgorithm, dict[str, Any]] | None:
         """
@@ -315,7 +322,15 @@ class Experiment(ExperimentManager):
             storage = open_storage(self.storage)  # tries several times, the zoo only once, and has a heartbeat
             if self.algo == "acer" and self.study_name:
                 fixed = str(dict(sorted(self.fixed.items())))
-                options = {"-n": int(self.n_timesteps), "--n-runs": self.n_runs, "-params": fixed}
+                options = {
+                    "--env": str(self.env_name.gym_id),
+                    "--env-kwargs": str(dict(sorted(self.env_kwargs.items()))),
+                    "-n": int(self.n_timesteps),
+                    "--n-evaluations": self.n_evaluations,
+                    "--eval-episodes": self.n_eval_episodes,
+                    "--n-runs": self.n_runs,
+                    "-params": fixed,
+                }
                 begin_study(storage, self.study_name, nearest_trial(self._hyperparams, self.n_envs), options)
             create = partial(_create_study, storage)
         try:

@@ -3,7 +3,10 @@ MinAtar (https://arxiv.org/abs/1903.03176): small Atari games on a grid of 10 x 
 sb3_acer.zoo.minatar`` registers ``MinAtar/Breakout-v1`` and the others, with their minimal sets of actions.
 """
 
+from typing import Any
+
 import gymnasium as gym
+import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
@@ -13,10 +16,24 @@ from sb3_acer.extras import require_packages
 from sb3_acer.policies import ACERPolicy
 
 require_packages("MinAtar", "minatar", "minatar")
-from minatar.gym import register_envs  # noqa: E402
+from minatar.gym import BaseEnv, register_envs  # noqa: E402
 
 MAX_EPISODE_STEPS = 5000
 """MinAtar has no limit, and an agent that never loses would be evaluated for ever."""
+
+
+FIELD_SIZE = 20
+"""pixels of a field of the grid in videos"""
+
+
+class MinAtarEnv(BaseEnv):  # type: ignore[misc]
+    """MinAtar's environment, whose ``rgb_array`` is a picture that videos can be made of."""
+
+    def render(self) -> Any:
+        image = super().render()
+        if self.render_mode != "rgb_array":
+            return image
+        return np.rint(255 * image).astype(np.uint8).repeat(FIELD_SIZE, 0).repeat(FIELD_SIZE, 1)
 
 
 class MinAtarCnn(BaseFeaturesExtractor):
@@ -55,4 +72,4 @@ class MinAtarPolicy(ACERPolicy):
 register_envs()
 for spec in gym.registry.values():
     if spec.namespace == "MinAtar":
-        spec.max_episode_steps = MAX_EPISODE_STEPS
+        spec.entry_point, spec.max_episode_steps = MinAtarEnv, MAX_EPISODE_STEPS

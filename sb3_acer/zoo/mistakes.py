@@ -49,6 +49,8 @@ SUITES = {
     "popgym-": ("popgym", "popgym"),
     "MinAtar/": ("sb3_acer.zoo.minatar", "minatar"),
 }
+# What rl-zoo's settings have beside the algorithm's arguments.
+SETTINGS = ("n_envs", "n_timesteps", "normalize", "env_wrapper", "vec_env_wrapper", "frame_stack", "callback", "policy")
 
 
 @contextmanager
@@ -117,6 +119,10 @@ def explained(error: Exception, in_argument: bool = False) -> str:
         return "the file must have at least two runs of each agent"
     if "inhomogeneous" in text:
         return "the runs of one agent must have been evaluated with the same --eval-episodes"
+    other = re.match(r"ACER has no argument '(\w+)'; it has ", text)
+    near = get_close_matches(other[1], SETTINGS, n=1, cutoff=0.8) if other else []
+    if other and near:
+        return f"the settings must not have {other[1]!r}: rl-zoo's is {near[0]!r}"
     key = re.match(r"'(\S+) is not a file in the archive", text)
     if key:
         return f"-k must be results, ep_lengths, or successes if the environment tells them, got {key[1]!r}"
@@ -124,7 +130,7 @@ def explained(error: Exception, in_argument: bool = False) -> str:
         is_id = re.search(r"-v\d+$", str(error.args[0])) is not None
         return unknown_environment(str(error.args[0])) if is_id else f"the settings must have {text}"
     if "render_mode" in text:
-        return f"{text}. An environment that cannot draw itself is played with --no-render"
+        return f"{text}. An environment that cannot draw itself is played with enjoy --no-render"
     return text
 
 

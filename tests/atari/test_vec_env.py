@@ -162,7 +162,7 @@ def test_ids_stand_for_what_they_always_stood_for(env_id: str, atari_id: tuple[s
     ("env_id", "message"),
     [
         ("PongNoFrameskp-v4", "such as PongNoFrameskip-v4"),
-        ("CartPole-v1", "env_id must be the id of an Atari game"),
+        ("CartPole-v1", "env_id must be the id of an Atari game, such as ALE/"),
         ("Pong-ramNoFrameskip-v4", "env_id must be the id of an Atari game"),
         ("ALE/Combat-v5", "env_id must be the id of an Atari game"),
         ("combat", "env_id must be the id of an Atari game"),

@@ -259,6 +259,15 @@ def test_the_newest_run_is_the_newest_that_has_the_agent_asked_for(tmp_path: Pat
         assert Path(found[1]).parent == run
 
 
+def test_agents_that_are_there_are_named_if_the_one_asked_for_is_not(tmp_path: Path) -> None:
+    run = tmp_path / "acer" / "CartPole-v1_1"
+    run.mkdir(parents=True)
+    (run / "rl_model_1000_steps.zip").touch()
+    for number, checkpoint in ((0, "1234"), (1, "1234"), (77, None)):
+        with pytest.raises(SystemExit, match=r"No saved agent: .*\. There are .*_1/rl_model_1000_steps.zip$"):
+            commands.find_agent(number, str(tmp_path), "acer", EnvironmentName("CartPole-v1"), False, checkpoint)
+
+
 def is_mp4(path: Path) -> bool:
     return path.read_bytes()[4:8] == b"ftyp"
 

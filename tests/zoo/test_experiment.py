@@ -460,6 +460,9 @@ def test_a_resumed_run_may_have_more_environments(shell: Path) -> None:
     assert model.num_timesteps >= 1200
     assert len(list(run.glob("*.monitor.csv"))) == 4
     assert len(load_results(str(run))) > 0
+    times = [float(line.split(",")[2]) for line in (run / "0.monitor.csv").read_text().splitlines()[2:]]
+    assert len(times) > 2
+    assert times == sorted(times)
     assert "normalize" in (run / "CartPole-v1/config.yml").read_text()
 
 

@@ -1,5 +1,7 @@
 """MinAtar's games and network."""
 
+from typing import Any
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from torch.nn.functional import conv2d
 from torch.nn.utils import parameters_to_vector
 
 from sb3_acer import ACER
-from sb3_acer.zoo.minatar import MAX_EPISODE_STEPS, MinAtarCnn, MinAtarPolicy
+from sb3_acer.zoo.minatar import FIELD_SIZE, MAX_EPISODE_STEPS, MinAtarCnn, MinAtarPolicy
 
 GAMES = ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders")
 
@@ -19,6 +21,16 @@ def test_every_game_is_registered_with_a_time_limit(game: str) -> None:
     spec = gym.spec(f"MinAtar/{game}-v1")
     assert spec.max_episode_steps == MAX_EPISODE_STEPS
     assert spec.kwargs["use_minimal_action_set"]
+
+
+def test_videos_show_the_grid() -> None:
+    env = gym.make("MinAtar/Breakout-v1", render_mode="rgb_array")
+    env.reset(seed=0)
+    frame: Any = env.render()
+    assert (frame.shape, frame.dtype) == ((10 * FIELD_SIZE, 10 * FIELD_SIZE, 3), np.uint8)
+    state = env.unwrapped.game.state()  # type: ignore[attr-defined]
+    assert ((frame > 0).any(-1) == state.any(-1).repeat(FIELD_SIZE, 0).repeat(FIELD_SIZE, 1)).all()
+    assert frame.max() > 100
 
 
 def test_the_filters_slide_over_the_grid_and_see_all_channels_of_a_place() -> None:

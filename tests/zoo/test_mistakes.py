@@ -66,6 +66,7 @@ def knobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         (["-params", "n_envs:0"], "n_envs must be an integer of at least 1, got 0"),
         (["-params", "n_steps:-1"], "n_steps must be an integer of at least 1, got -1"),
         (["-params", "learning_starts:5"], "ACER has no argument 'learning_starts'; instead it has replay_start"),
+        (["-params", "n_env:2"], "the settings must not have 'n_env': rl-zoo's is 'n_envs'"),
         (["-params", "learning_rate:'often'"], "learning_rate and clip_range must be numbers, or 'lin_NUMBER' for one"),
         (["-conf", "none.yml"], "No such file or directory: 'none.yml'"),
         (["--algo", "ppo_mask"], "ppo_mask.yml'. -conf must name a file of hyperparameters with an entry"),
@@ -182,7 +183,7 @@ def test_an_environment_that_is_not_registered_or_cannot_draw_itself_is_explaine
     assert explained(KeyError("gain is not a file in the archive")).endswith("tells them, got 'gain'")
     assert explained(KeyError("n_timesteps")) == "the settings must have 'n_timesteps'"
     error = TypeError("Knobs() got an unexpected keyword argument 'render_mode'")
-    assert explained(error).endswith("An environment that cannot draw itself is played with --no-render")
+    assert explained(error).endswith("An environment that cannot draw itself is played with enjoy --no-render")
 
 
 def test_plots_over_the_runs_of_one_agent_need_two_of_them() -> None:
