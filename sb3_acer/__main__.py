@@ -57,6 +57,9 @@ def main() -> int:
     if command in ("-h", "--help"):
         print(usage())
         return 0
+    if command == "--version":
+        print(f"sb3-acer {__version__}")
+        return 0
     if command not in SUMMARIES:
         print(f"sb3-acer: command must be one of {', '.join(SUMMARIES)}, got {command!r}", file=sys.stderr)
         return 2

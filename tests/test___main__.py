@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from sb3_acer import __version__
 from sb3_acer.__main__ import OWN, SUMMARIES, main
 
 OPTIONAL = ("rl_zoo3", "optuna", "moviepy", "rich", "tqdm", "seaborn", "scipy", "ale_py", "cv2", "onnx", "yaml")
@@ -28,6 +29,11 @@ def test_help_lists_every_command(arguments: list[str], capsys: pytest.CaptureFi
     assert run(*arguments) == 0
     printed = capsys.readouterr().out
     assert all(f"  {name} " in printed for name in SUMMARIES)
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--version") == 0
+    assert capsys.readouterr().out == f"sb3-acer {__version__}\n"
 
 
 @pytest.mark.parametrize("name", OWN)

@@ -203,6 +203,8 @@ def train_on_rank(arguments: list[str]) -> None:
     parser.add_argument("--checkpoint-freq", type=int)
     parser.add_argument("--resume", action="store_true")
     own, rest = parser.parse_known_args(arguments or FIRST_RUN)
+    if own.resume and value_of(rest, "-i", "--trained-agent") is not None:
+        sys.exit("sb3-acer train: -i must be left out with --resume, which goes on from a checkpoint")
     resumed = None
     is_restart = own.checkpoint_freq is not None and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
     if own.resume or is_restart:
@@ -276,8 +278,8 @@ def tune(arguments: list[str]) -> None:
     ones in the ranges of the search. The value of a run is the mean of the second half of its evaluations, so give it
     enough steps (-n) to lose again what it has learnt. With --n-runs N, a trial has N training runs, since a single one
     may be lucky, and its value is half their mean and half the worst of them. Settings given with -params are not
-    searched: all trials have them. An existing study is continued with the -n, --n-runs and -params that it was begun
-    with; others need another --study-name.
+    searched: all trials have them. An existing study is continued with the environment, -n, --n-evaluations,
+    --eval-episodes, --n-runs and -params that it was begun with; others need another --study-name.
 
     --storage is one of
 

@@ -129,6 +129,8 @@ class Experiment(ExperimentManager):
         require(is_interval, "--log-interval", "at least 1, -1 for the default, or less for no log", 0)
         self.fixed: dict[str, Any] = self.custom_hyperparams or {}  # of -params
         if self.trial_id is not None:
+            is_found = self.storage is not None and self.study_name is not None
+            require(is_found, "--trial-id", "given with --storage and --study-name", self.trial_id)
             self.trial_id = TrialNumber(self.trial_id)
         if self.resumed is not None:
             self.save_path = str(self.resumed)
@@ -364,6 +366,8 @@ class Experiment(ExperimentManager):
         if not getattr(self.args, "uuid", False):  # enjoy finds runs by their numbers
             print("".join([f"To watch the agent: {watch}", *own]))
         if self.stopped_by:
+            if self.checkpoint_freq is not None:
+                print(f"To go on: {command('train', self.algo, self.env_name.gym_id, self.log_folder)} --resume")
             sys.exit(128 + self.stopped_by)
 
     def evaluate(self, model: BaseAlgorithm, agent: str) -> None:

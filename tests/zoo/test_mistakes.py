@@ -72,6 +72,8 @@ def knobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         (["--algo", "ppo_mask"], "ppo_mask.yml'. -conf must name a file of hyperparameters with an entry"),
         (["--seed", "4294967296"], "Seed must be between 0 and 2**32 - 1"),
         (["-f", f"{__file__}/logs"], "Not a directory"),
+        (["--trial-id", "3"], "--trial-id must be given with --storage and --study-name, got 3"),
+        (["--resume", "-i", "agent.zip"], "-i must be left out with --resume, which goes on from a checkpoint"),
         (["--trained-agent", "none.zip"], "The trained_agent must be a valid path to a .zip file"),
     ],
 )
