@@ -298,8 +298,8 @@ class ACERPolicy(PredictionInterface):
         given = {name: value for name, value in options.items() if value != defaults[name].default}
         if self.recurrent_class is Identity and given:
             raise ValueError(
-                f"recurrent_class must be set for the options of an LSTM, as policies such as MlpLstmPolicy do, got "
-                f"{given!r} for {type(self).__name__}"
+                f"recurrent_class must be set for the options of an LSTM, got {given!r} for {type(self).__name__}; "
+                "policies such as MlpLstmPolicy set it"
             )
         if options["shared_lstm"]:
             require(not options["enable_critic_lstm"], "enable_critic_lstm", "False where shared_lstm is True", True)
