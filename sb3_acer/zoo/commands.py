@@ -107,8 +107,8 @@ def find_agent(exp_id: int, folder: str, algo: str, env_name: Any, *which: Any) 
     known = env_id.split(":")[-1] in gym.registry
     advice = f"To train one: {command('train', algo, env_id, folder)}" if known else unknown_environment(env_id)
     if runs:
-        saved = Path(folder, algo).glob(f"{env_name}_{exp_id if exp_id in runs else '*'}/*.zip")
-        advice = f"There are {', '.join(sorted(str(path) for path in saved))}"
+        saved = sorted(Path(folder, algo).glob(f"{env_name}_{exp_id if exp_id in runs else '*'}/*.zip"))
+        advice = f"There are {', '.join(map(str, saved[:8]))}{' and more' if len(saved) > 8 else ''}"
     sys.exit(f"No saved agent: {errors[0]}. {advice}")
 
 
