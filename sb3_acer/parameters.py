@@ -156,6 +156,10 @@ class FlatParameters:
             start += parameter.numel()
         return views
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what :meth:`attach` makes."""
+        return {**vars(self), "_owners": None, "_gradients": [], "_frozen": [], "_places": []}
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Make the views anew: unpickling and deep copies copy each tensor on its own."""
         self.__dict__.update(state)
