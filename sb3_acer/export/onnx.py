@@ -136,7 +136,14 @@ class ActingNetwork(nn.Module):
                 external_data=False,
             )
         assert exported is not None
-        contents: bytes = exported.model_proto.SerializeToString()
+        proto = exported.model_proto
+        values = (*proto.graph.input, *proto.graph.value_info, *proto.graph.output)
+        axes = [axis for value in values for axis in value.type.tensor_type.shape.dim]
+        name_of_torch = axes[0].dim_param
+        for axis in axes:
+            if axis.dim_param == name_of_torch:
+                axis.dim_param = "N"
+        contents: bytes = proto.SerializeToString()
         return contents
 
     def require_equal(self, contents: bytes) -> None:

@@ -245,6 +245,12 @@ def test_wrong_arguments_are_named(arguments: Any, message: str) -> None:
         export_onnx(arguments[0] or agent(), *arguments[1:])
 
 
+def test_the_free_axis_is_named_as_in_the_documentation(tmp_path: Path) -> None:
+    export_onnx(agent("MlpLstmPolicy"), tmp_path / "agent.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "agent.onnx")
+    assert {each.shape[0] for each in (*session.get_inputs(), *session.get_outputs())} == {"N"}
+
+
 def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sb3_acer.extras.find_spec", lambda name: None if name == "onnxscript" else name)
     with pytest.raises(ImportError, match=r'needs onnxscript: in the folder .* pip install -c .* "\.\[onnx\]"'):
