@@ -103,14 +103,8 @@ class Reservoir(Variant):
 
     def _on_training_start(self) -> None:
         small = self.model.replay_buffer
-        self.buffer = type(small)(
-            self.max_steps,
-            small.observation_space,
-            small.action_space,
-            device=small.device,
-            n_envs=small.n_envs,
-            n_steps=small.n_steps,
-        )
+        of_env = small.observation_space, small.action_space
+        self.buffer = type(small)(self.max_steps, *of_env, small.device, small.n_envs, n_steps=small.n_steps)
         self.buffer.sample = self.sample  # type: ignore[method-assign]
         self.model.replay_buffer = self.buffer
         self.n_kept, self.kept, self.seen = small.n_slots, np.zeros(0, int), 0

@@ -382,7 +382,6 @@ class ACER(StableBaselinesInterface):
         with opened(path, "zip") as file, named(path):
             if not zipfile.is_zipfile(file):
                 raise ValueError("it is no zip file (load_stable_baselines loads agents of stable-baselines)")
-            file.seek(0)
             model = super().load(file, env, device, custom_objects, print_system_info, force_reset, **kwargs)
             if given is not None:
                 whole = _with_optimizer(model.policy_class, check_kwargs("policy_kwargs", given))

@@ -139,7 +139,7 @@ def check_policy_kwargs(policy_kwargs: Any, policy_class: type) -> None:
     """
     :param policy_kwargs: keyword arguments of a policy
     :param policy_class: its class
-    :raises ValueError: if it has no such arguments, or if ACER gives them itself
+    :raises ValueError: if the class has no such arguments, or if ACER gives them itself
     """
     try:
         check_kwargs("policy_kwargs", policy_kwargs, policy_class, ("observation_space", "action_space", "lr_schedule"))

@@ -303,11 +303,13 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         return prepared
 
     def _log_to(self, folder: str) -> None:
-        """Log to tensorboard where the interrupted call did; the base class would take the newest folder."""
+        """
+        Log to tensorboard where the interrupted call did, if that is in ``tensorboard_log``; the base class would take
+        the newest folder.
+        """
         if self.tensorboard_log is None or self._custom_logger or not folder:
             return
-        is_there = Path(folder).is_dir() and Path(folder).parent.resolve() == Path(self.tensorboard_log).resolve()
-        if is_there:
+        if Path(folder).is_dir() and Path(self.tensorboard_log).resolve() in Path(folder).resolve().parents:
             self._logger = configure(folder, ["tensorboard", *(["stdout"] if self.verbose else [])])
             self._custom_logger = True
 

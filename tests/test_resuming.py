@@ -641,6 +641,16 @@ def test_a_run_goes_on_in_its_own_folder_of_tensorboard(tmp_path: Path) -> None:
     assert sorted(path.name for path in logs.iterdir()) == ["ACER_1", "ACER_2"]
 
 
+def test_a_run_whose_log_has_a_name_of_several_folders_goes_on_there(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    names: dict[str, Any] = {"checkpoint": tmp_path / "run", "tb_log_name": "mine/first"}
+    with pytest.raises(Killed):
+        make_model(tensorboard_log=tmp_path / "logs").learn(96, KillAt(80), checkpoint_freq=32, **names)
+    make_model(tensorboard_log=tmp_path / "logs").learn(64, tb_log_name="mine/first")
+    model = make_model(tensorboard_log=tmp_path / "logs").learn(96, **names)
+    assert Path(model.logger.get_dir() or "") == tmp_path / "logs/mine/first_1"
+
+
 @pytest.mark.parametrize("before", [None, "others"])
 def test_a_run_goes_on_in_another_folder_of_tensorboard_if_it_is_given(before: str | None, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")

@@ -104,9 +104,11 @@ def find_agent(exp_id: int, folder: str, algo: str, env_name: Any, *which: Any) 
     if "rl-trained-agents" in folder:  # the zoo then downloads the agent
         raise errors[0]
     env_id = env_name.gym_id
-    known = env_id.split(":")[-1] in gym.registry
-    advice = f"To train one: {command('train', algo, env_id, folder)}" if known else unknown_environment(env_id)
-    if runs:
+    if env_id.split(":")[-1] not in gym.registry:
+        advice = unknown_environment(env_id)
+    elif not runs:
+        advice = f"To train one: {command('train', algo, env_id, folder)}"
+    else:
         saved = sorted(Path(folder, algo).glob(f"{env_name}_{exp_id if exp_id in runs else '*'}/*.zip"))
         advice = f"There are {', '.join(map(str, saved[:8]))}{' and more' if len(saved) > 8 else ''}"
     sys.exit(f"No saved agent: {errors[0]}. {advice}")

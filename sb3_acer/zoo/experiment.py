@@ -201,12 +201,12 @@ class Experiment(ExperimentManager):
 
     def _monitor_starts(self, n_envs: int) -> list[float]:
         """
-        When the monitors' files of a resumed run began, which the times in them count from. Files that it lacks for its
-        environments begin now: Monitor writes no header where it appends.
+        When the monitors' files of a resumed run began: the times in them count from there. Files that are missing or
+        empty begin now, since Monitor writes no header where it appends.
         """
         starts, first = [], distributed.rank() * n_envs
         for path in (Path(self.save_path, f"{number}.{Monitor.EXT}") for number in range(first, first + n_envs)):
-            if not path.exists():
+            if not path.exists() or path.stat().st_size == 0:
                 keys = (*self.monitor_kwargs.get("reset_keywords", ()), *self.monitor_kwargs.get("info_keywords", ()))
                 header: dict[str, float | str] = {"t_start": time.time(), "env_id": str(self.env_name.gym_id)}
                 ResultsWriter(str(path), header, keys).close()
