@@ -395,17 +395,22 @@ class Hub:
         self.uploads.append((repo_id, folder_path))
 
 
+def test_the_name_of_a_repository_is_not_read_as_a_number_of_steps() -> None:
+    named = ["-name", "mine", "-n"]
+    commands.check_play("push-to-hub", [*named, "20"])
+    with pytest.raises(SystemExit, match="--n-timesteps must be at least 1, got 0"):
+        commands.check_play("push-to-hub", [*named, "0"])
+
+
 def test_push_to_hub_uploads_an_agent_with_its_card_and_video(
     continued: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Hub, "uploads", [], raising=False)
     monkeypatch.setattr(huggingface_hub, "HfApi", Hub)
     logs = str(continued[0] / "logs")
-    sb3_acer(
-        "push-to-hub", "--env", "CartPole-v1", "-orga", "us", "-name", "mine", "-f", logs, "-n", "20", cwd=tmp_path
-    )
+    sb3_acer("push-to-hub", "--env", "CartPole-v1", "-orga", "us", "-f", logs, "-n", "20", cwd=tmp_path)
     ((repository, folder),) = Hub.uploads
-    assert repository == "us/mine"
+    assert repository == "us/acer-CartPole-v1"
     assert {"README.md", "replay.mp4", "acer-CartPole-v1.zip", "vec_normalize.pkl", "results.json"} <= {
         path.name for path in (tmp_path / folder).iterdir()
     }
