@@ -247,6 +247,11 @@ def test_trace_coefficients_equal_the_scalar_oracle(seed: int, n_components: int
     expected = [[reference.trace(x, n_components) for x in row] for row in ratio.tolist()]
     close(retrace_traces(ratio, n_components), th.tensor(expected, dtype=th.float64), 1e-14)
     close(retrace_traces(ratio), ratio.clamp(max=1), 1e-14)
+    each = np.random.default_rng(seed).integers(1, 7, (4, 3))  # a number of components for each state
+    expected = [
+        [reference.trace(x, d) for x, d in zip(*row, strict=True)] for row in zip(ratio.tolist(), each, strict=True)
+    ]
+    close(retrace_traces(ratio, th.from_numpy(each)), th.tensor(expected, dtype=th.float64), 1e-14)
 
 
 @pytest.mark.parametrize("n_components", [1, 2, 5])
