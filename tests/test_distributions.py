@@ -451,6 +451,30 @@ def test_leading_axes_broadcast(space: Space, rng: np.random.Generator) -> None:
         close(others, ratios)
 
 
+@every_space
+def test_what_is_computed_of_a_state_is_the_same_whatever_the_leading_axes(
+    space: Space, rng: np.random.Generator
+) -> None:
+    family = make_family(space)
+    stats, other = random_stats(space, rng, 3, 2), random_stats(space, rng, 3, 2)
+    outputs, actions = normal(rng, 3, 2, family.n_outputs), actions_of(space, rng, 3, 2)
+    log_std = normal(rng, family.n_log_std) if family.n_log_std else None
+    cases: list[tuple[Callable[..., th.Tensor], tuple[th.Tensor, ...]]] = [
+        (lambda rows: family.statistics(rows, log_std), (outputs,)),
+        (family.log_likelihood, (stats, actions)),
+        (family.entropy, (stats,)),
+        (family.entropy_gradient, (stats,)),
+        (family.kl, (stats, other)),
+        (family.kl_gradient, (stats, other)),
+        (family.mode, (stats,)),
+        (family.encode, (actions,)),
+    ]
+    for function, arguments in cases:
+        together = function(*arguments)
+        for t, b in itertools.product(range(3), range(2)):
+            close(together[t, b], function(*(argument[t, b] for argument in arguments)))
+
+
 # Samples
 
 
