@@ -111,7 +111,8 @@ class ACER(StableBaselinesInterface):
     :param n_action_samples: K, where actions cannot be enumerated: K sampled candidates for the bias correction in each
         state, and K more samples for the mean advantage of the dueling network
     :param ent_schedule: schedule of ``ent_coef``, with the names of ``lr_schedule``
-    :param burn_in: first steps of a replayed sequence that only update the recurrent state
+    :param burn_in: first steps of a replayed sequence that only update the recurrent state, less than ``n_steps``; 0
+        for feed-forward policies
     :param replay_buffer_class: a subclass of :class:`~sb3_acer.buffer.SequenceReplayBuffer`
     :param replay_buffer_kwargs: its keyword arguments
     :param stats_window_size: number of episodes that the logged means are taken over
@@ -247,10 +248,13 @@ class ACER(StableBaselinesInterface):
             attribute = ATTRIBUTES.get(name, name)
             setattr(self, attribute, check(name, getattr(self, attribute)))
         make_schedule(self.learning_rate, self.lr_schedule_name)
-        require(self.burn_in < self.n_steps, "burn_in", f"less than n_steps={self.n_steps}", self.burn_in)
         check_policy_kwargs(self.policy_kwargs, self.policy_class)
         of_buffer = ("buffer_size", "observation_space", "action_space", "device", "n_envs", "n_steps")
         check_kwargs("replay_buffer_kwargs", self.replay_buffer_kwargs, self.replay_buffer_class, of_buffer)
+
+    def _check_burn_in(self) -> None:
+        require(self.burn_in < self.n_steps, "burn_in", f"less than n_steps={self.n_steps}", self.burn_in)
+        require(not self.burn_in or self.policy.state_size > 0, "burn_in", "0 for a feed-forward policy", self.burn_in)
 
     def _warn_of_no_replay(self) -> None:
         capacity = self.replay_buffer.n_slots * self.n_steps
@@ -289,7 +293,7 @@ class ACER(StableBaselinesInterface):
         self.set_random_seed(self.seed)
         self._rngs = loaded_rngs or self._rngs
         self.policy = self._make_policy().to(self.device)
-        require(not self.burn_in or self.policy.state_size > 0, "burn_in", "0 for a feed-forward policy", self.burn_in)
+        self._check_burn_in()
         self.average_policy = deepcopy(self.policy)
         self.average_policy.flat.without_gradients()
         self.average_policy.set_training_mode(False)
@@ -309,6 +313,7 @@ class ACER(StableBaselinesInterface):
         else:  # saved with the agent
             of_buffer = self.replay_buffer.n_steps
             require(of_buffer == self.n_steps, "n_steps", f"{of_buffer}, as in the saved replay buffer", self.n_steps)
+            self.replay_buffer.device = self.device
             if self.replay_buffer.n_envs != self.n_envs:
                 self.replay_buffer = self.replay_buffer.with_envs(self.n_envs)
 
@@ -448,6 +453,7 @@ class ACER(StableBaselinesInterface):
         is_built = self.replay_buffer is not None
         require(is_built, "_init_setup_model", "True, or setup_model() called before learn", False)
         self._check_arguments()  # again: attributes may have changed
+        self._check_burn_in()
         n_steps = self.replay_buffer.n_steps
         require(self.n_steps == n_steps, "n_steps", f"{n_steps}, as when the agent was made", self.n_steps)
         total_timesteps = check_whole("total_timesteps", total_timesteps)

@@ -454,8 +454,12 @@ class SequenceReplayBuffer(ReplayBuffer):
         return {"observations": observations, "actions": [list(self.action_space.shape or ()), repr(self.action_space)]}
 
     def _make_stacks(self, frame_stack: int | dict[str, int]) -> dict[str, FrameStack]:
+        of_spaces = spaces_by_key(self.observation_space)
+        if isinstance(frame_stack, dict):
+            keys = [key for key in frame_stack if key not in of_spaces]
+            require(not keys, "frame_stack", f"a dict with keys of {self.observation_space}", frame_stack)
         stacks = {}
-        for key, space in spaces_by_key(self.observation_space).items():
+        for key, space in of_spaces.items():
             n_frames = frame_stack.get(key, 1) if isinstance(frame_stack, dict) else frame_stack
             n_frames = check_integer("frame_stack", n_frames)
             stack = make_frame_stack(space, n_frames, strict=self.frame_stack is not None)
@@ -498,5 +502,5 @@ class SequenceReplayBuffer(ReplayBuffer):
 
 
 def _flags(behaviour: np.ndarray) -> spaces.Space[Any]:
-    """One for each action of a state, or of each of its components."""
+    """The space of a state's masks: one flag for each statistic, ``[P]``."""
     return spaces.MultiBinary(behaviour.shape[-1])

@@ -384,7 +384,8 @@ class Categorical(Family):
         if given.dtype.kind == "f" and np.isnan(given).any():
             raise ValueError(f"action_masks must not be NaN, got {given}")
         given = given.astype(bool)
-        if given.size != n_rows * self.n_stats:
+        has_rows = n_rows == 1 or given.shape[:1] == (n_rows,)
+        if not has_rows or given.size != n_rows * self.n_stats:
             raise ValueError(f"action_masks must be of shape {(n_rows, self.n_stats)}, got {given.shape}")
         given = given.reshape(n_rows, self.n_stats)
         n_valid = np.add.reduceat(given, self._firsts, axis=-1, dtype=np.int64)

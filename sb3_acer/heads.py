@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from functools import cache
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch as th
@@ -43,16 +43,16 @@ class QHead(nn.Module):
     """
     Q of every action at once, V = sum_a pi(a) Q(a): for actions that can be enumerated.
 
-    Q is the output of ``layers``, with which the critic's network ends.
-
     :param family: the family of the actions
     :param latent_dim: width of the latent features (L)
     """
 
+    last_layer: ClassVar[str] = "q"
+    """the layer with which the critic's network ends"""
+
     def __init__(self, family: Family, latent_dim: int) -> None:
         super().__init__()
         self.q = nn.Linear(latent_dim, family.n_stats)
-        self.layers = (self.q,)
 
     def orthogonal_(self) -> None:
         """Initialise the matrix orthogonally. CartPole-v1 is learnt more slowly with the gain 0.01."""
@@ -111,6 +111,9 @@ class DuelingHead(nn.Module):
         rows than all others together, and tanh takes several times as long as ReLU on a CPU.
     """
 
+    last_layer: ClassVar[str] = "latent"
+    """the layer with which the critic's network ends"""
+
     def __init__(self, family: Family, latent_dim: int, activation_fn: type[nn.Module] = nn.ReLU) -> None:
         super().__init__()
         self.family = family
@@ -121,7 +124,6 @@ class DuelingHead(nn.Module):
         self.latent = nn.Linear(latent_dim, 1 + width)
         self.action = nn.Linear(family.n_features, width, bias=False)
         self.advantage = nn.Linear(width, 1, bias=False)
-        self.layers = (self.latent,)
 
     def orthogonal_(self) -> None:
         """Initialise the matrices orthogonally, with a gain of 0.01 those of V and A."""

@@ -214,9 +214,12 @@ class ACERPolicy(PredictionInterface):
         )
         self._is_image = issubclass(self.features_extractor_class, NatureCNN) and is_image_space(observation_space)
         self._build()
-        self._pi_chain = Chain(self.pi_net, self.pi_head)
-        self._q_chain = Chain(self.q_net, *self.q_head.layers)
-        self._acts_on_arrays = self._can_act_on_arrays()
+        self._pi_chain = Chain(self, "pi_net", "pi_head")
+        self._q_chain = Chain(self, "q_net", f"q_head.{self.q_head.last_layer}")
+        self._acting_chain = Chain(self, "features_extractor", "pi_net", "pi_head")
+        own = type(self)
+        is_plain = own.step is ACERPolicy.step and own.extract_features is ACERPolicy.extract_features
+        self._acts_on_arrays = is_plain and self._is_vector and not self.state_size
         self.flat = FlatParameters(self)
         try:
             self.optimizer = self.flat.make_optimizer(self.optimizer_class, lr_schedule(1), self.optimizer_kwargs)
@@ -329,20 +332,12 @@ class ACERPolicy(PredictionInterface):
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if "flat" in self.__dict__:  # not while the policy is built
             self.flat.attach()
-            self._acts_on_arrays = self._can_act_on_arrays()
         return self
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         if "optimizer" in state:  # an average policy has none
             self.flat.connect(self.optimizer)
-
-    def _can_act_on_arrays(self) -> bool:
-        """Whether :meth:`step` is nothing but the policy's chain, on the CPU."""
-        weight, own = self.pi_head.weight, type(self)
-        is_chain = self._is_vector and not self.state_size
-        is_plain = own.step is ACERPolicy.step and own.extract_features is ACERPolicy.extract_features
-        return is_chain and is_plain and weight.device.type == "cpu" and weight.dtype == th.float32
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         return {
@@ -364,9 +359,10 @@ class ACERPolicy(PredictionInterface):
         }
 
     def extract_features(self, obs: PyTorchObs, features_extractor: BaseFeaturesExtractor) -> th.Tensor:
-        # Equal to SB3's preprocessing and flattening of vectors, in a tenth of the time.
-        if self._is_vector and isinstance(obs, th.Tensor):
-            return obs.to(self.pi_head.weight.dtype)
+        features: th.Tensor
+        if self._is_vector and isinstance(obs, th.Tensor):  # SB3's preprocessing would change nothing else
+            features = features_extractor(obs.to(self.pi_head.weight.dtype))
+            return features
         if not self._is_image or not isinstance(obs, th.Tensor):
             return super().extract_features(obs, features_extractor)
         fast = _has_bfloat16(obs.device.type) if self.use_bfloat16 == "auto" else self.use_bfloat16
@@ -374,7 +370,7 @@ class ACERPolicy(PredictionInterface):
         if self.normalize_images:
             images = images / 255  # not in place: the caller may own the images
         with th.autocast(obs.device.type, th.bfloat16, enabled=fast):
-            features: th.Tensor = features_extractor(images)
+            features = features_extractor(images)
         return features.float()
 
     def _features(self, observations: PyTorchObs) -> tuple[th.Tensor, th.Tensor]:
@@ -441,11 +437,12 @@ class ACERPolicy(PredictionInterface):
         :param masks: ``[N, P]``
         :return: statistics of pi(.|x), ``[N, P]``, and the recurrent states after the step, ``[N, W]``
         """
-        if self._acts_on_arrays and self._pi_chain.layers is not None and isinstance(observations, np.ndarray):
-            outputs = self._pi_chain.of_array(observations.astype(np.float32, copy=False))
-            log_std = self.log_std
-            log_std_array = None if log_std is None else log_std.detach().numpy()
-            return self.family.statistics_of_arrays(outputs, log_std_array, masks), states
+        outputs = None
+        if self._acts_on_arrays and isinstance(observations, np.ndarray):
+            outputs = self._acting_chain.of_array(observations)
+        if outputs is not None:
+            log_std = None if self.log_std is None else self.log_std.detach().numpy()
+            return self.family.statistics_of_arrays(outputs, log_std, masks), states
         with th.no_grad():  # not inference_mode: a module may keep these tensors for training
             valid = None if masks is None else th.from_numpy(masks).to(self.device)
             tensors = obs_as_tensor(observations, self.device), th.from_numpy(states).to(self.device), valid

@@ -564,6 +564,15 @@ def test_arguments_that_load_cannot_replace_are_refused(tmp_path: Path) -> None:
         ACER.load(tmp_path / "with buffer", buffer_size=400)
 
 
+def test_a_replay_buffer_saved_with_an_agent_moves_to_the_agents_device(tmp_path: Path) -> None:
+    model = small().learn(20)
+    model.replay_buffer.device = th.device("meta")  # a device of the machine that saved it
+    model.save(tmp_path / "agent", include=["replay_buffer"])
+    loaded = ACER.load(tmp_path / "agent", model.env, device="cpu")
+    assert loaded.replay_buffer.device == loaded.device
+    loaded.learn(20)
+
+
 def test_parameters_are_copies_without_the_rest_of_their_vector() -> None:
     model = small(policy_kwargs={"net_arch": [64, 64]})
     parameters: Any = model.get_parameters()
@@ -938,6 +947,17 @@ def test_every_action_reaches_the_environment_as_an_element_of_its_space(action_
 def test_a_wrong_argument_is_named_with_its_rule_and_value(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         small(**arguments)
+
+
+def test_arguments_that_were_changed_are_checked_by_learn() -> None:
+    for policy, burn_in, rule in (
+        ("MlpPolicy", 2, "0 for a feed-forward policy"),
+        ("MlpLstmPolicy", 5, "less than n_steps=5"),
+    ):
+        model = small(policy=policy)
+        model.burn_in = burn_in
+        with pytest.raises(ValueError, match=f"burn_in must be {rule}, got {burn_in}"):
+            model.learn(20)
 
 
 @pytest.mark.parametrize(

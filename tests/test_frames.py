@@ -259,6 +259,8 @@ def test_a_number_of_frames_that_does_not_divide_the_channels_is_an_error() -> N
         SequenceReplayBuffer(10, space, ACTIONS, frame_stack=3)
     with pytest.raises(ValueError, match="frame_stack must be an integer of at least 1, got 0"):
         SequenceReplayBuffer(10, space, ACTIONS, frame_stack=0)
+    with pytest.raises(ValueError, match=r"frame_stack must be a dict with keys of Dict\('img': .*, got {'image': 4}"):
+        SequenceReplayBuffer(10, spaces.Dict(img=space), ACTIONS, frame_stack={"image": 4})
 
 
 def test_a_claim_of_stacks_where_there_are_none_is_an_error_before_anything_wrong_is_stored() -> None:

@@ -743,6 +743,15 @@ def test_masks_that_do_not_fit_are_errors_of_predict(masks: Any, message: str) -
         agent.action_probability(np.zeros(N_STATES), action_masks=masks)
 
 
+@pytest.mark.parametrize("shape", [(5, 3), (15,), (1, 3, 5)], ids=str)
+def test_masks_have_a_row_for_each_observation(shape: tuple[int, ...]) -> None:
+    agent, observations = make_agent(doors(3)), np.zeros((3, N_STATES))
+    masks = np.ones((3, 5), bool)
+    agent.predict(observations, action_masks=masks)
+    with pytest.raises(ValueError, match=r"action_masks must be of shape \(3, 5\), got "):
+        agent.predict(observations, action_masks=masks.reshape(shape))
+
+
 # sb3-contrib's own tasks and helpers
 
 

@@ -41,7 +41,7 @@ HOOKS: dict[str, Any] = {
 @pytest.mark.parametrize("register", HOOKS.values(), ids=HOOKS)
 def test_hooks_run_while_there_are_any(register: Any) -> None:
     module, inputs = network((nn.Tanh,), False), th.randn(3, 4, dtype=th.float64)
-    chain, calls = Chain(module), []
+    chain, calls = Chain(nn.Sequential(module), "0"), []
 
     def learn() -> list[th.Tensor]:
         module.zero_grad()
@@ -68,7 +68,7 @@ def test_weights_that_are_computed_from_others_learn(normalize: Any) -> None:
     module, inputs = network((nn.Tanh,), False), th.randn(3, 4, dtype=th.float64)
     normalize(module[0])
     expected = th.autograd.grad(module(inputs).sum(), list(module.parameters()))
-    found = ForwardPass(Chain(module), inputs)
+    found = ForwardPass(Chain(nn.Sequential(module), "0"), inputs)
     rest = found.backward(th.ones_like(found.output))
     assert rest is not None
     th.autograd.backward(*rest)
@@ -89,7 +89,7 @@ def test_passes_have_the_outputs_and_gradients_of_their_modules(
     if change == "all frozen":
         module.requires_grad_(False)
     tensors = [th.randn(7, 4, dtype=th.float64, requires_grad=input_learns), *module.parameters()]
-    chain, gradient = Chain(module), th.randn(7, 4 + len(activations) + 1, dtype=th.float64)
+    chain, gradient = Chain(nn.Sequential(module), "0"), th.randn(7, 4 + len(activations) + 1, dtype=th.float64)
     expected = module(tensors[0])
     if expected.requires_grad:
         expected.backward(gradient)
@@ -115,7 +115,7 @@ def test_chains_of_arrays_have_the_outputs_of_their_modules(
     activations: tuple[type[nn.Module], ...], bias: bool
 ) -> None:
     modules, inputs = network(activations, True, bias), th.randn(6, 4, dtype=th.float64)
-    chain, given = Chain(modules), inputs.numpy().copy()
+    chain, given = Chain(nn.Sequential(modules), "0"), inputs.numpy().copy()
     for _ in range(2):
         close(th.from_numpy(chain.of_array(given)), modules(inputs).detach())
         assert (given == inputs.numpy()).all()
@@ -125,7 +125,7 @@ def test_chains_of_arrays_have_the_outputs_of_their_modules(
 
 def test_gradients_are_added_to_what_is_there() -> None:
     module = network((nn.Tanh,), False)
-    chain, inputs = Chain(module), th.randn(3, 4, dtype=th.float64)
+    chain, inputs = Chain(nn.Sequential(module), "0"), th.randn(3, 4, dtype=th.float64)
     gradients = []
     for _ in range(2):
         found = ForwardPass(chain, inputs)

@@ -4,6 +4,7 @@ import inspect
 import itertools
 import math
 import weakref
+from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from stable_baselines3.common.torch_layers import FlattenExtractor, NatureCNN
 from torch import nn
+from torch.nn.utils import parametrize
 
 from sb3_acer import ACER
 from sb3_acer.heads import DuelingHead, QHead
@@ -548,6 +550,69 @@ def test_acting_on_arrays_is_a_step(observation_space: Space, action_space: Spac
                 close(th.from_numpy(actual), expected)
         policy.double().float()  # gives the parameters other memory
         policy.pi_head.weight.data.add_(0.1 * th.randn_like(policy.pi_head.weight))
+
+
+class Doubled(nn.Module):
+    def forward(self, input: th.Tensor) -> th.Tensor:
+        return 2 * input
+
+
+class DoubledExtractor(FlattenExtractor):
+    def forward(self, observations: th.Tensor) -> th.Tensor:
+        return 2 * observations
+
+
+def other_values(policy: ACERPolicy) -> dict[str, th.Tensor]:
+    return {name: th.randn_like(value) for name, value in policy.state_dict().items()}
+
+
+def replaced_linear(linear: nn.Linear) -> nn.Linear:
+    return nn.Linear(linear.in_features, linear.out_features)
+
+
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "other parameters": lambda policy: policy.load_state_dict(other_values(policy), assign=True),
+    "another head": lambda policy: setattr(policy, "pi_head", replaced_linear(policy.pi_head)),
+    "another critic head": lambda policy: setattr(policy.q_head, "q", replaced_linear(policy.q_head.q)),
+    "another layer": lambda policy: policy.pi_net.__setitem__(0, replaced_linear(policy.pi_net[0])),
+    "one more layer": lambda policy: policy.pi_net.append(Doubled()),
+    "another activation": lambda policy: policy.pi_net.__setitem__(1, nn.ReLU()),
+    "a parametrization": lambda policy: parametrize.register_parametrization(policy.pi_net[0], "weight", Doubled()),
+    "no bias": lambda policy: setattr(policy.pi_net[0], "bias", None),
+    "another features extractor": lambda policy: setattr(policy, "features_extractor", DoubledExtractor(VECTOR)),
+    "a hook": lambda policy: policy.features_extractor.register_forward_hook(lambda *args: 2 * args[-1]),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_all_methods_see_what_was_replaced_in_a_policy(change: Callable[[Any], Any]) -> None:
+    policy, observations, states = make(), rows_of(VECTOR, 5), th.zeros(5, 0)
+
+    def outputs() -> list[th.Tensor]:
+        stats, acted = policy.step(observations, states)[0], policy.act(observations.numpy(), states.numpy())[0]
+        return [stats, th.from_numpy(acted), policy.predict_values(observations)]
+
+    before = outputs()  # what is found once must not be kept
+    change(policy)
+    features = policy.features_extractor(observations)
+    expected = policy.pi_head(policy.pi_net(features)).softmax(-1)
+    value = (expected * policy.q_head.q(policy.q_net(features))).sum(-1, keepdim=True)
+    for actual, each in zip(outputs(), (expected, expected, value), strict=True):
+        close(actual, each)
+    assert any((one - other).abs().max() > 1e-3 for one, other in zip(before, outputs(), strict=True))
+
+
+def test_a_functional_call_uses_its_parameters() -> None:
+    policy, other, observations = make(), make(), rows_of(VECTOR, 5)
+    values = other_values(policy)
+    other.load_state_dict(values)
+    expected = other(observations, deterministic=True)
+    for _ in range(2):
+        unchanged = policy(observations, deterministic=True)
+        called = th.func.functional_call(policy, values, (observations,), {"deterministic": True})
+        for actual, each in zip(called, expected, strict=True):
+            close(actual.float(), each.float())
+        assert not th.equal(unchanged[1], called[1])
 
 
 @with_and_without_recurrence
