@@ -90,7 +90,7 @@ class ACER(StableBaselinesInterface):
         SB3's ``ConstantSchedule``, which rl-zoo makes of a number, counts as the number
     :param lr_schedule: schedule of a learning rate that is a number: ``linear``, ``constant``, ``double_linear_con``,
         ``middle_drop`` or ``double_middle_drop``
-    :param rprop_alpha: decay of RMSProp, the default optimiser except for recurrent policies (Adam), in [0, 1]
+    :param rprop_alpha: decay of RMSProp, the default optimiser of feed-forward policies, in [0, 1]
     :param rprop_epsilon: epsilon of RMSProp, inside the root
     :param buffer_size: steps of the vectorised environment to keep: that is ``buffer_size * n_envs`` transitions
     :param replay_ratio: mean number of replayed batches after each rollout (Poisson distributed)
@@ -98,7 +98,7 @@ class ACER(StableBaselinesInterface):
     :param correction_term: truncation constant c of the importance ratios; the paper has 5 for continuous actions
     :param trust_region: whether gradients are projected onto the trust region
     :param alpha: decay of the average policy, in [0, 1]
-    :param delta: bound on the linearised divergence from the average policy
+    :param delta: bound on the linearised change of the divergence from the average policy
     :param verbose: 0 for no output, 1 for info messages, 2 for debug messages
     :param tensorboard_log: folder for tensorboard; None for no logging
     :param _init_setup_model: whether to build the networks on creation
@@ -266,7 +266,7 @@ class ACER(StableBaselinesInterface):
             )
 
     def _warn_of_late_start(self, total_timesteps: int, reset_num_timesteps: bool) -> None:
-        """In a loop of calls that count their steps together, each begins with a smaller learning rate."""
+        """Warn if the calls before have used up most of the learning rate, which counts the steps of all calls."""
         before = 0 if reset_num_timesteps or self._resumed is not None else self.num_timesteps
         is_scheduled = self.lr_schedule_name != "constant" and not callable(self.learning_rate)
         if is_scheduled and 0 < 2 * total_timesteps <= before:
@@ -544,12 +544,12 @@ class ACER(StableBaselinesInterface):
         if buffer.size() >= self.replay_start:
             self._n_replays = int(self._rngs.schedule.poisson(self.replay_ratio))
         for _ in range(self._n_replays):
-            yield self._warm_up(buffer.sample(batch_size, normalize, self._rngs.replay))
+            yield self._after_burn_in(buffer.sample(batch_size, normalize, self._rngs.replay))
 
-    def _warm_up(self, batch: SequenceBatch) -> SequenceBatch:
+    def _after_burn_in(self, batch: SequenceBatch) -> SequenceBatch:
         if not self.burn_in:
             return batch
-        return batch.after(self.burn_in, self.policy.warm_up(batch, self.burn_in))
+        return batch.after(self.burn_in, self.policy.states_after(batch, self.burn_in))
 
     def update(self, batch: SequenceBatch) -> Update:
         """

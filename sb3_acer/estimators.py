@@ -41,8 +41,8 @@ def off_policy_returns(
     .. math:: G_t = r_t + \gamma_t \left( V(x'_t) + n_t c_{t+1} \left( G_{t+1} - Q(x_{t+1}, a_{t+1}) \right) \right)
 
     With the traces of :func:`retrace_traces` these are the Retrace targets :math:`Q^{ret}` (equation 5), with traces of
-    1 the :math:`Q^{opc}` (equation 21, appendix B), with traces of 0 the one-step targets. The last step has
-    ``next_values`` alone. Terminal states, time limits and the end of a sequence need no case of their own.
+    1 the :math:`Q^{opc}` (equation 21, appendix B), with traces of 0 the one-step targets. At a sequence's last
+    step G is r + gamma V(x'). Terminal states, time limits and the end of a sequence need no case of their own.
 
     :param rewards: rewards r, ``[T, B]``
     :param discounts: the discount factor gamma, or 0 where the step terminated its episode, ``[T, B]``
@@ -186,8 +186,7 @@ def value_target(ratio: th.Tensor, q_ret: th.Tensor, q_values: th.Tensor, values
 
 def critic_gradient(predictions: th.Tensor, targets: th.Tensor) -> th.Tensor:
     r"""
-    Gradient of :math:`\frac{1}{2} (target - prediction)^2` with respect to the prediction (equation 6, of which this is
-    the negative, for descent).
+    Gradient of :math:`\frac{1}{2} (target - prediction)^2` with respect to the prediction. Its negative is equation 6.
 
     :param predictions: Q of the actions taken, or V, ``[T, B]``
     :param targets: the Retrace targets, or V^target, ``[T, B]``

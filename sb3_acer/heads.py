@@ -15,7 +15,7 @@ from sb3_acer.estimators import dueling
 from sb3_acer.mlp import ACTIVATIONS, add_product
 
 _WIDTH = 64
-"""units of the dueling head's hidden layer, at most: it has more rows than all others, one for each action evaluated"""
+"""bound on the units of the dueling head's hidden layer, which has a row for each action that is judged"""
 
 
 class CriticOutput(NamedTuple):

@@ -472,7 +472,7 @@ class ACERPolicy(PredictionInterface):
             stats = self.family.statistics(outputs, self.log_std, None if masks is None else masks[:-1].flatten(0, 1))
         return stats.view(*ends.shape, self.family.n_stats)
 
-    def warm_up(self, batch: SequenceBatch, n_steps: int) -> th.Tensor:
+    def states_after(self, batch: SequenceBatch, n_steps: int) -> th.Tensor:
         """
         :param batch: B sequences
         :param n_steps: number of their first steps
@@ -493,7 +493,8 @@ class ACERPolicy(PredictionInterface):
         Policy and critic on sequences, in one forward pass of all their rows.
 
         :param batch: B sequences of T steps
-        :param n_samples: number of actions to sample in each state where they cannot be enumerated (K)
+        :param n_samples: number of candidates to sample in each state where actions cannot be enumerated (K); as many
+            others are drawn for the mean advantage
         :param rng: the source of the samples
         :return: what an update needs of policy and critic, and the backward pass
         """

@@ -1,30 +1,25 @@
 """Acting and storing: SB3's off-policy loop, with the distributions and the recurrent states that acted."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch as th
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback, ConvertCallback
 from stable_baselines3.common.noise import ActionNoise
-from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
-from stable_baselines3.common.save_util import load_from_zip_file
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, RolloutReturn, TrainFreq
 from stable_baselines3.common.utils import check_for_correct_spaces
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
 
 from sb3_acer.arguments import check_env
-from sb3_acer.buffer import SequenceReplayBuffer
-from sb3_acer.checks import check_boolean, check_device, check_parameters, require
+from sb3_acer.checks import check_boolean
 from sb3_acer.env_state import dead_workers_named
 from sb3_acer.finite import FiniteVecEnv, kept_if_refused
 from sb3_acer.frames import find_frame_stack
 from sb3_acer.masks import current_masks, following_masks, has_masks
-from sb3_acer.policies import ACERPolicy
-from sb3_acer.storage import FilePath, named, opened, replacing
+from sb3_acer.saving import SavingAlgorithm
 
 
 class Generators(NamedTuple):
@@ -44,17 +39,13 @@ class FunctionCallback(ConvertCallback):
         return goes_on is None or goes_on
 
 
-class RolloutAlgorithm(OffPolicyAlgorithm):
+class RolloutAlgorithm(SavingAlgorithm):
     """
     Fills a :class:`~sb3_acer.buffer.SequenceReplayBuffer` with rollouts of ``n_steps`` steps.
 
     Its state between two steps consists of SB3's, the recurrent states, and the rollout under way in the buffer.
     """
 
-    policy: ACERPolicy
-    replay_buffer: SequenceReplayBuffer
-    n_steps: int
-    replay_buffer_class: type[SequenceReplayBuffer]
     _rngs: Generators
     _states: np.ndarray
     """recurrent states of the environments, ``[n_envs, W]``"""
@@ -85,105 +76,6 @@ class RolloutAlgorithm(OffPolicyAlgorithm):
 
     def _excluded_save_params(self) -> list[str]:
         return [*super()._excluded_save_params(), "_finite_env"]
-
-    def save(self, path: FilePath, exclude: Iterable[str] | None = None, include: Iterable[str] | None = None) -> None:
-        """
-        Save the agent, see :meth:`BaseAlgorithm.save`. An older file is kept until the new one is whole.
-
-        :param path: the file; ``.zip`` may be left out
-        :param exclude: names of attributes that are not saved
-        :param include: names of attributes that are saved, though they usually are not
-        :raises OSError: if the file cannot be written
-        """
-        for name, names in (("exclude", exclude), ("include", include)):
-            no_names = (str, bytes, dict, np.ndarray, th.Tensor)
-            is_names = names is None or (isinstance(names, Iterable) and not isinstance(names, no_names))
-            require(is_names, name, "names of attributes, or None", names)
-        with replacing(path, "zip") as file:
-            super().save(file, exclude, include)
-
-    def get_parameters(self) -> dict[str, dict[str, Any]]:
-        """
-        :return: copies of the parameters of policy and average policy, and the optimiser's state, by name
-        """
-        # Copies, since the parameters are views of one vector, which pickle would write once for each of them.
-        return {
-            part: {name: value.clone() if isinstance(value, th.Tensor) else value for name, value in values.items()}
-            for part, values in super().get_parameters().items()
-        }
-
-    def set_parameters(
-        self, load_path_or_dict: Any, exact_match: bool = True, device: th.device | str = "auto"
-    ) -> None:
-        """
-        Load parameters, see :meth:`BaseAlgorithm.set_parameters`.
-
-        :param load_path_or_dict: a file that :meth:`save` wrote, or what :meth:`get_parameters` returned
-        :param exact_match: whether all parameters must be given; otherwise missing ones keep their values
-        :param device: device to load a file to
-        :raises ValueError: for unknown or missing names, and for parameters of another shape or with values that are
-            not finite; nothing has changed then
-        """
-        check_boolean("exact_match", exact_match)
-        name = "load_path_or_dict"
-        if not isinstance(load_path_or_dict, dict):
-            with opened(load_path_or_dict, "zip", name) as file, named(load_path_or_dict):
-                _, load_path_or_dict, _ = load_from_zip_file(
-                    file, load_data=False, device=check_device("device", device)
-                )
-        own: Any = self.get_parameters()
-        unknown = [part for part in load_path_or_dict if part not in own]
-        require(not unknown, name, f"parameters of {', '.join(own)}", unknown)
-        for part, given in load_path_or_dict.items():
-            if not part.endswith("optimizer"):
-                check_parameters(f"{name}[{part!r}]", given, own[part], exact_match)
-        before = deepcopy(own)
-        optimizer = self.policy.optimizer
-        options = optimizer.param_groups[0].keys()
-        try:
-            super().set_parameters(load_path_or_dict, exact_match)
-            if lacking := options - optimizer.param_groups[0].keys():
-                raise ValueError(f"the state of an optimizer without {', '.join(sorted(lacking))}")
-        except Exception as error:
-            super().set_parameters(before)
-            raise ValueError(f"{name} must fit the agent, got other parameters: {error}") from error
-
-    def save_replay_buffer(self, path: FilePath) -> None:
-        """
-        Save the replay buffer, without a second copy of it in memory. An older file is kept until the new one is whole.
-
-        :param path: the file; ``.pkl`` may be left out
-        :raises OSError: if the file cannot be written
-        """
-        with replacing(path, "pkl", self.verbose) as file:
-            self.replay_buffer.write(file)
-
-    def load_replay_buffer(self, path: FilePath, truncate_last_traj: bool = True) -> None:
-        """
-        Load a replay buffer, also of another number of environments. Nothing of the file is run.
-
-        :param path: the file
-        :param truncate_last_traj: whether to truncate the episodes that were under way; False to continue them, which
-            only as many environments can
-        :raises ValueError: if the file is another one, or holds sequences of another length, of other spaces or of
-            recurrent states of another width
-        """
-        check_boolean("truncate_last_traj", truncate_last_traj)
-        with opened(path, "pkl") as file, named(path):
-            loaded = self.replay_buffer_class.read(
-                file,
-                self.observation_space,
-                self.action_space,
-                self.device,
-                **{**self.replay_buffer_kwargs, "n_steps": self.n_steps},
-            )
-            require(loaded.n_steps == self.n_steps, "n_steps of the replay buffer", f"{self.n_steps}", loaded.n_steps)
-            fits = loaded.state_size in (None, self.policy.state_size)
-            require(fits, "recurrent states", f"of the policy's width {self.policy.state_size}", loaded.state_size)
-        is_same = loaded.n_envs == self.n_envs
-        self.replay_buffer = loaded if is_same else loaded.with_envs(self.n_envs)
-        if truncate_last_traj or not is_same:  # other environments do not continue the episodes
-            self.replay_buffer.end_episodes()
 
     def _setup_learn(
         self,

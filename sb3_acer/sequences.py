@@ -29,7 +29,7 @@ class SequenceBatch(NamedTuple):
     final_steps: th.Tensor
     """these steps, as t * B + b, ``[F]``"""
     states: th.Tensor
-    """recurrent state of the behaviour policy at the first step, ``[B, W]``"""
+    """recurrent states at the first step: the behaviour policy's as stored, after burn-in the policy's, ``[B, W]``"""
     weights: th.Tensor
     """factors of the states' contributions to the gradient, 1 unless a buffer says otherwise, ``[T, B]``"""
     slots: np.ndarray

@@ -524,7 +524,7 @@ def test_save_and_load_restore_all_that_training_uses(recurrence: dict[str, Any]
     for agent in (model, loaded):  # optimiser's slots, generators and buffer: what follows is the same as well
         agent._update_learning_rate = lambda optimizers: None  # type: ignore[method-assign]
         for _ in range(3):
-            agent.update(agent._warm_up(agent.replay_buffer.sample(4, None, agent._rngs.replay)))
+            agent.update(agent._after_burn_in(agent.replay_buffer.sample(4, None, agent._rngs.replay)))
     assert th.equal(flat(loaded), flat(model))
     assert th.equal(flat_average(loaded), flat_average(model))
 
@@ -1372,7 +1372,7 @@ def test_burn_in_computes_the_recurrent_state_that_the_rest_of_a_sequence_starts
     states = batch.states
     for t in range(3):
         states = model.policy.step(batch.observations[t], states)[1].detach() * ~batch.ends[t].unsqueeze(-1)
-    warm = model._warm_up(batch)
+    warm = model._after_burn_in(batch)
     np.testing.assert_allclose(warm.states, states, rtol=1e-4, atol=1e-5)
     assert not warm.states.requires_grad
     assert (warm.states - batch.states).abs().max() > 1e-2
@@ -1407,7 +1407,7 @@ def test_an_update_after_burn_in_is_of_the_steps_that_remain() -> None:
         model.policy.optimizer.load_state_dict(deepcopy(optimizer))
         model.average_policy.load_state_dict(average)
         model._rngs = deepcopy(rngs)
-        model.update(model._warm_up(batch._replace(**changes)))
+        model.update(model._after_burn_in(batch._replace(**changes)))
         return flat(model)
 
     def changed(column: th.Tensor, t: int) -> th.Tensor:

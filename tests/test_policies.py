@@ -623,7 +623,7 @@ def test_a_policy_of_float64_computes_in_float64(action_space: Space, recurrence
 
     def outputs() -> list[th.Tensor]:
         found, acted = evaluate(policy, given), map(th.as_tensor, policy.act(rows, states))
-        return [found.stats, found.q_values, policy.statistics(given), policy.warm_up(given, 3), *acted]
+        return [found.stats, found.q_values, policy.statistics(given), policy.states_after(given, 3), *acted]
 
     single = outputs()
     policy.double()

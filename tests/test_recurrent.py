@@ -416,7 +416,7 @@ def assert_steps_equal_the_sequence(policy: ACERPolicy, given: SequenceBatch) ->
         close(getattr(found, name), getattr(expected, name), 1e-5)
     close(policy.statistics(given), expected.stats, 1e-5)
     for n in range(1, len(given.ends) + 1):
-        close(policy.warm_up(given, n), expected.before[n], 1e-5)
+        close(policy.states_after(given, n), expected.before[n], 1e-5)
 
 
 @every_combination
@@ -486,7 +486,7 @@ def test_warming_up_equals_acting_and_has_no_dropout() -> None:
     given = a_slot(policy, some_endings(5, 3))
     expected = walk(policy, given).before.detach()
     policy.set_training_mode(True)
-    close(policy.warm_up(given, 3), expected[3], 1e-5)
+    close(policy.states_after(given, 3), expected[3], 1e-5)
     assert policy.training
 
 
@@ -495,7 +495,7 @@ def test_warming_up_leaves_the_mode_as_it_was() -> None:
     given = a_slot(policy, some_endings(5, 3))
     for training in (False, True):
         policy.set_training_mode(training)
-        policy.warm_up(given, 3)
+        policy.states_after(given, 3)
         assert policy.training is training
 
 
