@@ -105,7 +105,7 @@ class ACER(StableBaselinesInterface):
     :param policy_kwargs: keyword arguments of the policy
     :param full_tensorboard_log: log to tensorboard histograms of rewards, advantages, action probabilities (of
         continuous actions means and standard deviations), learning rate and observations; images as such
-    :param seed: seed of all random draws; None for a fresh one
+    :param seed: seed of all random draws; None for one that numpy's global generator draws
     :param n_cpu_tf_sess: deprecated: number of threads of torch
     :param batch_size: sequences of a replayed batch; None: one per environment
     :param n_action_samples: K, where actions cannot be enumerated: K sampled candidates for the bias correction in each
@@ -266,10 +266,20 @@ class ACER(StableBaselinesInterface):
             )
 
     def _warn_of_late_start(self, total_timesteps: int, reset_num_timesteps: bool) -> None:
-        """Warn if the calls before have used up most of the learning rate, which counts the steps of all calls."""
+        """
+        Warn if the calls before have used up most of the learning rate, which counts the steps of all calls; and if the
+        only update on a latest rollout is at the end of the schedule.
+        """
         before = 0 if reset_num_timesteps or self._resumed is not None else self.num_timesteps
         is_scheduled = self.lr_schedule_name != "constant" and not callable(self.learning_rate)
-        if is_scheduled and 0 < 2 * total_timesteps <= before:
+        n_steps = self.n_steps * self.n_envs * distributed.world_size()
+        if self._resumed is None and 0 < total_timesteps <= n_steps and self.learning_rate and not self.lr_schedule(0):
+            warnings.warn(
+                f"this call learns nothing: its {total_timesteps} steps are one rollout of {n_steps} at most, at whose "
+                f"end lr_schedule={self.lr_schedule_name!r} is 0. Use lr_schedule='constant' for such calls",
+                stacklevel=3,
+            )
+        elif is_scheduled and 0 < 2 * total_timesteps <= before:
             rate = self.lr_schedule(total_timesteps / (before + total_timesteps))
             warnings.warn(
                 f"the learning rate begins at {rate:.2g}: lr_schedule={self.lr_schedule_name!r} counts the steps of "
@@ -285,10 +295,11 @@ class ACER(StableBaselinesInterface):
         self.action_space = env.action_space
         self._vec_normalize_env = unwrap_vec_normalize(env)
 
+    @th.inference_mode(False)
     def _setup_model(self) -> None:
         self._check_arguments()  # again: `load` has replaced some
         self.lr_schedule = make_schedule(self.learning_rate, self.lr_schedule_name)
-        check_number("learning_rate", self.lr_schedule(1.0), 0, 10)
+        self._check_learning_rate(1.0)
         loaded_rngs = self._rngs
         self.set_random_seed(self.seed)
         self._rngs = loaded_rngs or self._rngs
@@ -317,6 +328,14 @@ class ACER(StableBaselinesInterface):
             if self.replay_buffer.n_envs != self.n_envs:
                 self.replay_buffer = self.replay_buffer.with_envs(self.n_envs)
 
+    def _check_learning_rate(self, progress_remaining: float) -> None:
+        try:
+            value = self.lr_schedule(progress_remaining)
+        except (TypeError, ValueError) as error:
+            rule = "a number, or a function that maps the remaining progress to one"
+            raise ValueError(f"learning_rate must be {rule}, got {self.learning_rate!r}: {error}") from error
+        check_number("learning_rate", value, 0, 10)
+
     def _make_policy(self) -> ACERPolicy:
         policy_kwargs = _copied(self.policy_kwargs)
         optimizer_class = policy_kwargs.get("optimizer_class", RMSpropTFLike)
@@ -326,7 +345,10 @@ class ACER(StableBaselinesInterface):
             policy_kwargs["optimizer_kwargs"] = {**rmsprop, **given}
         try:
             return self.policy_class(self.observation_space, self.action_space, self.lr_schedule, **policy_kwargs)
-        except AssertionError as error:  # SB3's features extractors assert that observations fit
+        except AssertionError as error:  # SB3's features extractors assert that observations and arguments fit
+            options = policy_kwargs.get("features_extractor_kwargs")
+            name = "features_extractor_kwargs"
+            require(bool(str(error)) or not options, name, "ones that the features extractor takes", options)
             raise ValueError(f"policy must fit the observations, got {self.policy_class.__name__}: {error}") from error
         except RuntimeError as error:
             if "Kernel size" not in str(error):
@@ -343,7 +365,7 @@ class ACER(StableBaselinesInterface):
         rank of a group has seeds of its own, derived from the one that all are given; environments have those that
         they would have in one process.
 
-        :param seed: None for fresh generators of training; nothing else is seeded then
+        :param seed: None for a seed of training that numpy's global generator draws; nothing else is seeded then
         :raises ValueError: if it is no integer in [0, 2^32 - 1]
         """
         seed = check_seed("seed", seed)
@@ -467,17 +489,18 @@ class ACER(StableBaselinesInterface):
         self._warn_of_no_replay()
         self._warn_of_late_start(total_timesteps, reset_num_timesteps)
         self._use_masking = check_boolean("use_masking", use_masking)
-        super().learn(
-            total_timesteps,
-            callback,
-            self._log_interval,
-            tb_log_name,
-            reset_num_timesteps,
-            progress_bar,
-            checkpoint=checkpoint,
-            checkpoint_freq=checkpoint_freq,
-            checkpoint_keep=checkpoint_keep,
-        )
+        with th.inference_mode(False), th.enable_grad():  # the caller may have switched gradients off
+            super().learn(
+                total_timesteps,
+                callback,
+                self._log_interval,
+                tb_log_name,
+                reset_num_timesteps,
+                progress_bar,
+                checkpoint=checkpoint,
+                checkpoint_freq=checkpoint_freq,
+                checkpoint_keep=checkpoint_keep,
+            )
         if self._log_interval is not None and self._logged_at != self.num_timesteps:  # a callback has stopped training
             self.dump_logs()
         return self
@@ -511,7 +534,7 @@ class ACER(StableBaselinesInterface):
         for policy in (self.policy, self.average_policy):
             policy.flat.keep_attached()
         self.policy.set_training_mode(True)
-        check_number("learning_rate", self.lr_schedule(self._current_progress_remaining), 0, 10)
+        self._check_learning_rate(self._current_progress_remaining)
         self._update_learning_rate(self.policy.optimizer)
         self.logger.record("train/ent_coef", self._entropy_weight())
         normalize = self._vec_normalize_env

@@ -30,11 +30,12 @@ OF_FIRST_RANK = (EvalCallback, CheckpointCallback, ProgressBarCallback)
 
 def generators_of_rank(seed: int | None) -> Generators:
     """
-    :param seed: the seed of all ranks; None for a fresh one
+    :param seed: the seed of all ranks; None for one that numpy's global generator draws, as SB3's actions are
     :return: generators of this rank, independent of those of others
     """
     n_generators = len(Generators._fields)
-    seeds = np.random.SeedSequence(seed, n_children_spawned=n_generators * distributed.rank())
+    entropy = np.random.randint(2**32, size=4, dtype=np.uint32).tolist() if seed is None else seed
+    seeds = np.random.SeedSequence(entropy, n_children_spawned=n_generators * distributed.rank())
     return Generators(*map(np.random.default_rng, seeds.spawn(n_generators)))
 
 

@@ -85,19 +85,22 @@ class FlatParameters:
         self.attach()
 
     def attach(self) -> None:
-        """Make the views anew, after something has replaced the parameters' memory: a move to another device, say."""
+        """
+        Make the views anew, after something has replaced the parameters' memory: a move to another device, say. Memory
+        that is one vector already stays what it is: ``share_memory`` moves all of it.
+        """
         self._owners: list[tuple[nn.Module, str]] | None = None  # of buffers; a copy's module may not be complete yet
         self._gradients: list[th.Tensor | None] = [None] * len(self.parameters)
         self._frozen: list[tuple[nn.Parameter, th.Tensor]] = []
         for vector, group in zip(self.vectors, self._groups, strict=True):
-            parameters = [self.parameters[index] for index in group]
-            first = parameters[0]
-            size = sum(parameter.numel() for parameter in parameters)
-            vector.data = th.empty(size, dtype=first.dtype, device=first.device)
+            if not self._are_views(vector, group):
+                parameters = [self.parameters[index] for index in group]
+                first, size = parameters[0], sum(parameter.numel() for parameter in parameters)
+                vector.data = th.empty(size, dtype=first.dtype, device=first.device)
+                for parameter, view in zip(parameters, self._split(vector.data, group), strict=True):
+                    view.copy_(parameter.data)
+                    parameter.data = view
             vector.grad = th.zeros_like(vector) if vector.requires_grad else None
-            for parameter, view in zip(parameters, self._split(vector.data, group), strict=True):
-                view.copy_(parameter.data)
-                parameter.data = view
             if vector.grad is not None:
                 for index, view in zip(group, self._split(vector.grad, group), strict=True):
                     self._gradients[index] = self.parameters[index].grad = view
@@ -145,6 +148,13 @@ class FlatParameters:
             tensor.requires_grad_(False)
             tensor.grad = None
         self.attach()
+
+    def _are_views(self, vector: th.Tensor, group: list[int]) -> bool:
+        parameters = [self.parameters[index] for index in group]
+        if vector.numel() != sum(parameter.numel() for parameter in parameters):
+            return False
+        pairs = zip(parameters, self._split(vector.data, group), strict=True)
+        return all((own.data_ptr(), own.stride()) == (view.data_ptr(), view.stride()) for own, view in pairs)
 
     def _split(self, vector: th.Tensor, group: list[int]) -> list[th.Tensor]:
         """Views of a vector in the parameters' shapes and orders of memory, channels_last among them."""

@@ -223,7 +223,7 @@ class ACERPolicy(PredictionInterface):
         self.flat = FlatParameters(self)
         try:
             self.optimizer = self.flat.make_optimizer(self.optimizer_class, lr_schedule(1), self.optimizer_kwargs)
-        except ValueError as error:  # of torch
+        except (TypeError, ValueError) as error:  # of torch
             name = self.optimizer_class.__name__
             raise ValueError(f"optimizer_kwargs must fit {name}, got {self.optimizer_kwargs}: {error}") from error
 
@@ -317,8 +317,9 @@ class ACERPolicy(PredictionInterface):
         sizes = (input_size, options["lstm_hidden_size"], options["n_lstm_layers"])
         try:
             recurrent: Recurrent = recurrent_class(*sizes, **(kwargs or {}))
-        except TypeError as error:
-            raise ValueError(f"lstm_kwargs must be arguments of {recurrent_class.__name__}, got {kwargs!r}") from error
+        except (TypeError, ValueError) as error:
+            rule = f"arguments of {recurrent_class.__name__}"
+            raise ValueError(f"lstm_kwargs must be {rule}, got {kwargs!r}: {error}") from error
         return recurrent
 
     def _make_critic_recurrent(self, input_size: int) -> Recurrent:

@@ -31,7 +31,7 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import KVWriter, Logger
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, CombinedExtractor, FlattenExtractor
-from stable_baselines3.common.utils import ConstantSchedule
+from stable_baselines3.common.utils import ConstantSchedule, set_random_seed
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecFrameStack, VecNormalize
 from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
@@ -933,6 +933,28 @@ def test_every_action_reaches_the_environment_as_an_element_of_its_space(action_
             "replay_buffer_class must be a subclass of SequenceReplayBuffer, got <cl",
         ),
         ({"n_action_samples": 0}, "n_action_samples must be an integer of at least 1, got 0"),
+        (
+            {
+                "policy": "CnnPolicy",
+                "env": FakeImageEnv(),
+                "policy_kwargs": {"features_extractor_kwargs": {"features_dim": 0}},
+            },
+            "features_extractor_kwargs must be ones that the features extractor takes, got {'features_dim': 0}",
+        ),
+        (
+            {"learning_rate": lambda progress: None},
+            "learning_rate must be a number, or a function that maps .*, got <fun",
+        ),
+        ({"learning_rate": lambda progress: "fast"}, "learning_rate must be a number, or a function .*, got <fun"),
+        ({"learning_rate": lambda progress, step: 1e-3}, "learning_rate must be a number, or a function .*, got <fun"),
+        (
+            {"policy_kwargs": {"optimizer_kwargs": {"alpha": "x"}}},
+            "optimizer_kwargs must fit RMSpropTFLike, got {'alpha': 'x'",
+        ),
+        (
+            {"policy": "MlpLstmPolicy", "policy_kwargs": {"lstm_kwargs": {"dropout": 2}}},
+            "lstm_kwargs must be arguments of LSTM, got {'dropout': 2}: dropout should be a number",
+        ),
         ({"burn_in": 5}, "burn_in must be less than n_steps=5, got 5"),
         ({"burn_in": 7}, "burn_in must be less than n_steps=5, got 7"),
         ({"burn_in": -1}, "burn_in must be an integer of at least 0, got -1"),
@@ -947,6 +969,43 @@ def test_every_action_reaches_the_environment_as_an_element_of_its_space(action_
 def test_a_wrong_argument_is_named_with_its_rule_and_value(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         small(**arguments)
+
+
+def test_a_call_of_one_rollout_warns_that_its_learning_rate_is_0() -> None:
+    env = short_episodes()
+    for changes, n_steps, warns in (
+        ({}, 5 * env.num_envs, True),
+        ({}, 5 * env.num_envs + 1, False),
+        ({"lr_schedule": "constant"}, 5 * env.num_envs, False),
+        ({"learning_rate": lambda progress: 1e-3}, 5 * env.num_envs, False),
+        ({"learning_rate": 0.0}, 5 * env.num_envs, False),
+    ):
+        model = small(env, **changes)
+        before = flat(model).clone()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model.learn(n_steps)
+        found = [str(each.message) for each in caught if "learns nothing" in str(each.message)]
+        assert len(found) == warns, (changes, n_steps)
+        assert th.equal(flat(model), before) == (warns or changes.get("learning_rate") == 0.0)
+
+
+@pytest.mark.parametrize("switched_off", [th.no_grad, th.inference_mode])
+def test_all_parts_learn_also_where_gradients_are_switched_off(switched_off: Callable[[], Any]) -> None:
+    expected = small(short_episodes(), "MlpLstmPolicy", policy_kwargs=LSTM_KWARGS, seed=0).learn(60)
+    with switched_off():
+        model = small(short_episodes(), "MlpLstmPolicy", policy_kwargs=LSTM_KWARGS, seed=0).learn(60)
+    assert th.equal(flat(model), flat(expected))
+    model.learn(60)
+
+
+def test_without_a_seed_training_follows_the_global_one() -> None:
+    agents = []
+    for seed in (0, 0, 1):
+        set_random_seed(seed)
+        agents.append(flat(small(make_vec_env("CartPole-v1", 2, seed=0), seed=None, replay_ratio=2).learn(60)))
+    assert th.equal(agents[0], agents[1])
+    assert not th.equal(agents[0], agents[2])
 
 
 def test_arguments_that_were_changed_are_checked_by_learn() -> None:

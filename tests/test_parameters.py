@@ -260,6 +260,18 @@ def test_a_policy_stays_flat_when_it_is_moved_or_copied(change: Callable[[ACERPo
     assert not any(parameter.any() for parameter in changed.parameters())
 
 
+def test_the_memory_of_a_policy_can_be_shared_with_other_processes() -> None:
+    model = ACER("MlpPolicy", "CartPole-v1", n_steps=4, lr_schedule="constant")
+    before = [parameter.clone() for parameter in model.policy.parameters()]
+    places = [parameter.data_ptr() for parameter in model.policy.share_memory().parameters()]
+    assert all(map(th.equal, model.policy.parameters(), before))
+    model.learn(8)
+    assert all(parameter.untyped_storage().is_shared() for parameter in model.policy.parameters())
+    assert [parameter.data_ptr() for parameter in model.policy.parameters()] == places
+    assert not all(map(th.equal, model.policy.parameters(), before))
+    assert is_flat(model.policy.flat)
+
+
 def test_a_pickled_policy_is_flat() -> None:
     policy = pickle.loads(pickle.dumps(a_network()))
     flat = pickle.loads(pickle.dumps(FlatParameters(policy)))

@@ -586,10 +586,11 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_all_methods_see_what_was_replaced_in_a_policy(change: Callable[[Any], Any]) -> None:
-    policy, observations, states = make(), rows_of(VECTOR, 5), th.zeros(5, 0)
+    policy: Any = make()
+    observations, states = rows_of(VECTOR, 5), th.zeros(5, 0)
 
     def outputs() -> list[th.Tensor]:
-        stats, acted = policy.step(observations, states)[0], policy.act(observations.numpy(), states.numpy())[0]
+        stats, acted = policy.step(observations, states)[0], policy.act(np.asarray(observations), states.numpy())[0]
         return [stats, th.from_numpy(acted), policy.predict_values(observations)]
 
     before = outputs()  # what is found once must not be kept

@@ -82,13 +82,16 @@ def saved_agents(folder: str) -> dict[Any, tuple[str, str]]:
     return found
 
 
-def find_agent(exp_id: int, folder: str, algo: str, env_name: Any, *which: Any) -> tuple[str, str, str]:
+def find_agent(
+    exp_id: int, folder: str, algo: str, env_name: Any, *which: Any, gym_packages: Sequence[str] = ()
+) -> tuple[str, str, str]:
     """
     The zoo's ``get_model_path``, but the newest run is the newest that has the agent asked for. If there is none, exit
     with a message of one line.
 
     :param exp_id: number of the run; 0 for the newest
     :param env_name: an EnvironmentName of huggingface_sb3
+    :param gym_packages: of the command, for the advice
     """
     errors: list[Exception] = []
     runs = runs_with("*.zip", Path(folder, algo), env_name)
@@ -107,7 +110,7 @@ def find_agent(exp_id: int, folder: str, algo: str, env_name: Any, *which: Any) 
     if env_id.split(":")[-1] not in gym.registry:
         advice = unknown_environment(env_id)
     elif not runs:
-        advice = f"To train one: {command('train', algo, env_id, folder)}"
+        advice = f"To train one: {command('train', algo, env_id, folder, gym_packages)}"
     else:
         saved = sorted(Path(folder, algo).glob(f"{env_name}_{exp_id if exp_id in runs else '*'}/*.zip"))
         advice = f"There are {', '.join(map(str, saved[:8]))}{' and more' if len(saved) > 8 else ''}"
@@ -147,25 +150,32 @@ def check_play(name: str, arguments: list[str]) -> None:
 
 def run_module(name: str, defaults: list[str], arguments: list[str]) -> None:
     """Run a script of the zoo that is a module without a main function. They all take ``--gym-packages`` here."""
-    parser = argparse.ArgumentParser(f"sb3-acer {name}", add_help=False, allow_abbrev=False)
-    parser.add_argument("--gym-packages", nargs="+", default=[])
-    options, arguments = parser.parse_known_args(arguments)
+    gym_packages, arguments = split_packages(arguments)
     check_play(name, arguments)
     with in_one_line(name):
-        for package in options.gym_packages:
+        for package in gym_packages:
             import_module(package)
     draw_offscreen()
     script = partial(runpy.run_module, f"rl_zoo3.{name.replace('-', '_')}", run_name="__main__")
-    changes: dict[str, Any] = {"get_model_path": find_agent, "get_latest_run_id": newest_agent}
+    changes: dict[str, Any] = {"get_model_path": partial(find_agent, gym_packages=gym_packages)}
+    changes["get_latest_run_id"] = newest_agent
     changes["get_trained_models"] = saved_agents
     if name == "record-video":
         algorithms = Algorithms(ALGOS, create_test_env)
         changes.update(ALGOS=algorithms, create_test_env=algorithms.create_env)
     with (
         patch.multiple(rl_zoo3.utils, **changes),
-        patch.object(subprocess, "call", partial(call, gym_packages=options.gym_packages)),
+        patch.object(subprocess, "call", partial(call, gym_packages=gym_packages)),
     ):
         run_zoo(name, script, defaults, arguments)
+
+
+def split_packages(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """The modules of ``--gym-packages``, and the other arguments."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--gym-packages", nargs="+", default=[])
+    options, others = parser.parse_known_args(arguments)
+    return options.gym_packages, others
 
 
 def call(program: Sequence[str], gym_packages: Sequence[str] = (), **kwargs: Any) -> int:
@@ -338,7 +348,8 @@ def enjoy(arguments: list[str]) -> None:
     check_play("enjoy", arguments)
     algorithms = Algorithms(ALGOS, watchable_env)
     replaced: dict[str, Any] = {"ALGOS": algorithms, "create_test_env": algorithms.create_env}
-    with patch.multiple(rl_zoo3.enjoy, get_model_path=find_agent, **replaced):
+    find = partial(find_agent, gym_packages=split_packages(arguments)[0])
+    with patch.multiple(rl_zoo3.enjoy, get_model_path=find, **replaced):
         run_zoo("enjoy", rl_zoo3.enjoy.enjoy, SAVED_AGENT, arguments)
 
 
@@ -354,6 +365,8 @@ def plot_train(arguments: list[str]) -> None:
     shortest = min(map(len, episodes), default=0)
     fitting = min(fitting_window(shortest), max(shortest, 1))
     window = value_of(arguments, "-w", "--episode-window", type=int, default=fitting)
+    if runs and not shortest:
+        sys.exit(f"sb3-acer plot-train: {runs[0]} must have a finished episode, as each run that is drawn, got none")
     if window > shortest > 0:  # the zoo would draw no line
         sys.exit(f"sb3-acer plot-train: -w must be at most {shortest}, the episodes of the shortest run, got {window}")
     plot("plot-train", plot_train, [*SAVED_LOGS, "-w", str(window)], [*arguments, "-e", *env_names])
@@ -436,7 +449,8 @@ def run_to_record(arguments: list[str]) -> int:
     number: int = options.exp_id or [*with_checkpoints, *with_agents, 0][0]
     run = folder / f"{env_name}_{number}" if number > 0 else folder  # as in the zoo, whose -1 is a folder without runs
     if not any(run.glob("*.zip")) and not asks_for_help(arguments):
-        advice = f"{command('train', options.algo, options.env, options.log_folder)} --save-freq N"
+        packages = split_packages(arguments)[0]
+        advice = f"{command('train', options.algo, options.env, options.log_folder, packages)} --save-freq N"
         sys.exit(f"sb3-acer record-training: {run} must have agents of {options.env}, got none. To save some: {advice}")
     return number
 

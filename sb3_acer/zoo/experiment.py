@@ -361,13 +361,12 @@ class Experiment(ExperimentManager):
         self.draw_learning_curve()
         if self.eval_freq > 0 and not self.stopped_by:  # otherwise the user has asked for no evaluation, or for an end
             self.evaluate(model, agent)
-        own = [f" --gym-packages {' '.join(self.args.gym_packages)}"] if getattr(self.args, "gym_packages", []) else []
-        watch = command("enjoy", self.algo, self.env_name.gym_id, self.log_folder)
+        of_run = self.algo, self.env_name.gym_id, self.log_folder, getattr(self.args, "gym_packages", [])
         if not getattr(self.args, "uuid", False):  # enjoy finds runs by their numbers
-            print("".join([f"To watch the agent: {watch}", *own]))
+            print(f"To watch the agent: {command('enjoy', *of_run)}")
         if self.stopped_by:
             if self.checkpoint_freq is not None:
-                print(f"To go on: {command('train', self.algo, self.env_name.gym_id, self.log_folder)} --resume")
+                print(f"To go on: {command('train', *of_run)} --resume")
             sys.exit(128 + self.stopped_by)
 
     def evaluate(self, model: BaseAlgorithm, agent: str) -> None:
@@ -460,8 +459,9 @@ def run_to_resume(algo: str, env_id: str, folder: str, n_newest: int | None = No
     return None
 
 
-def command(name: str, algo: str, env_id: str, folder: str) -> str:
+def command(name: str, algo: str, env_id: str, folder: str, gym_packages: Sequence[str] = ()) -> str:
     """The command line that a user would type: without options that have their default value."""
     options = {"--algo": (algo, "acer"), "--env": (env_id, "CartPole-v1"), "-f": (folder, LOG_FOLDER)}
     given = [part for key, (value, usual) in options.items() if value != usual for part in (key, value)]
-    return shlex.join(["sb3-acer", name, *given])
+    packages = ["--gym-packages", *gym_packages] if gym_packages else []
+    return shlex.join(["sb3-acer", name, *given, *packages])

@@ -141,6 +141,21 @@ def test_a_success_rate_that_no_episode_has_is_one_line(tmp_path: Path) -> None:
         commands.main(["plot-train", "-f", str(tmp_path), "-y", "success"])
 
 
+def test_a_run_without_a_finished_episode_is_one_line(tmp_path: Path) -> None:
+    run = tmp_path / "acer" / "CartPole-v1_1"
+    run.mkdir(parents=True)
+    (run / "0.monitor.csv").write_text('#{"t_start": 0.0, "env_id": "CartPole-v1"}\nr,l,t\n')
+    with pytest.raises(SystemExit, match=re.escape(f"sb3-acer plot-train: {run} must have a finished episode")):
+        commands.main(["plot-train", "-f", str(tmp_path)])
+
+
+@pytest.mark.parametrize("name", ["enjoy", "record-video", "record-training"])
+def test_the_advice_to_train_names_the_modules_of_the_environment(name: str, tmp_path: Path) -> None:
+    arguments = [name, "--env", "CartPole-v1", "-f", str(tmp_path), "--gym-packages", "gymnasium"]
+    with pytest.raises(SystemExit, match=f"sb3-acer train -f {tmp_path} --gym-packages gymnasium"):
+        commands.main(arguments)
+
+
 def test_evaluations_that_cannot_be_plotted_together_are_one_line(tmp_path: Path) -> None:
     for number, n_episodes in ((1, 2), (2, 3)):
         run = tmp_path / "acer" / f"CartPole-v1_{number}"
