@@ -526,11 +526,12 @@ class ACER(StableBaselinesInterface):
     def train(self, gradient_steps: int, batch_size: int) -> None:
         """
         One update on the latest rollout, then, once replay has started, Poisson(``replay_ratio``) updates on replayed
-        ones.
+        ones, ``gradient_steps`` times.
 
-        :param gradient_steps: unused
+        :param gradient_steps: 1 in ``learn``; more to learn from what is stored, a buffer that was loaded say
         :param batch_size: sequences of a replayed batch; None: one per environment
         """
+        gradient_steps = check_integer("gradient_steps", gradient_steps)
         for policy in (self.policy, self.average_policy):
             policy.flat.keep_attached()
         self.policy.set_training_mode(True)
@@ -544,7 +545,7 @@ class ACER(StableBaselinesInterface):
         self._n_rollouts += 1
         logs_now = self._logs_now()
         logged: list[dict[str, float]] = []
-        for batch in self._batches(batch_size or self.n_envs, normalize):
+        for batch in self._batches(gradient_steps, batch_size or self.n_envs, normalize):
             update = self.update(batch)
             self._n_updates += 1
             if logs_now:
@@ -559,15 +560,16 @@ class ACER(StableBaselinesInterface):
             if self._log_interval is not None:
                 self.dump_logs()
 
-    def _batches(self, batch_size: int, normalize: VecNormalize | None) -> Iterator[SequenceBatch]:
+    def _batches(self, gradient_steps: int, batch_size: int, normalize: VecNormalize | None) -> Iterator[SequenceBatch]:
         """The batches of a call of :meth:`train`. Each is made after the update before it."""
         buffer = self.replay_buffer
-        yield buffer.latest(normalize)
-        self._n_replays = 0
-        if buffer.size() >= self.replay_start:
-            self._n_replays = int(self._rngs.schedule.poisson(self.replay_ratio))
-        for _ in range(self._n_replays):
-            yield self._after_burn_in(buffer.sample(batch_size, normalize, self._rngs.replay))
+        for _ in range(gradient_steps):
+            yield buffer.latest(normalize)
+            self._n_replays = 0
+            if buffer.size() >= self.replay_start:
+                self._n_replays = int(self._rngs.schedule.poisson(self.replay_ratio))
+            for _ in range(self._n_replays):
+                yield self._after_burn_in(buffer.sample(batch_size, normalize, self._rngs.replay))
 
     def _after_burn_in(self, batch: SequenceBatch) -> SequenceBatch:
         if not self.burn_in:

@@ -2,6 +2,7 @@
 
 import gc
 import inspect
+import math
 import pickle
 import re
 import warnings
@@ -997,6 +998,20 @@ def test_all_parts_learn_also_where_gradients_are_switched_off(switched_off: Cal
         model = small(short_episodes(), "MlpLstmPolicy", policy_kwargs=LSTM_KWARGS, seed=0).learn(60)
     assert th.equal(flat(model), flat(expected))
     model.learn(60)
+
+
+def test_train_makes_as_many_updates_as_it_is_told() -> None:
+    model = trained(replay_ratio=0, lr_schedule="constant")
+    before = model._n_updates
+    model.train(7, 4)
+    assert model._n_updates == before + 7
+    model.replay_ratio = 3.0
+    model.train(50, 6)
+    n_replayed = model._n_updates - before - 7 - 50
+    assert abs(n_replayed - 150) < 5 * math.sqrt(150)
+    for steps in (0, 1.5):
+        with pytest.raises(ValueError, match=f"gradient_steps must be an integer of at least 1, got {steps}"):
+            model.train(steps, 4)  # type: ignore[arg-type]
 
 
 def test_without_a_seed_training_follows_the_global_one() -> None:
