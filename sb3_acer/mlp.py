@@ -98,6 +98,7 @@ class Chain:
         return [id(member) for members in self._members for member in members.values()]
 
     def _examine(self) -> None:
+        """Find the layers, and what tells whether they are still the same."""
         self._modules = [self._owner.get_submodule(name) for name in self._names]
         parts = [part for module in self._modules for part in module.modules()]
         parents = [self._owner.get_submodule(name.rpartition(".")[0]) for name in self._names]
@@ -143,7 +144,7 @@ class Chain:
             array of the CPU's
         """
         layers = self.layers
-        if layers is None:
+        if not layers:
             return None
         places = [parameter.data_ptr() for parameter in self._parameters]
         if self._places != places:  # the parameters have been moved
