@@ -37,6 +37,14 @@ class Checkpoint(NamedTuple):
     """what is known of it without reading its files"""
 
 
+def has_checkpoints(folder: Path) -> bool:
+    """
+    :param folder: folder of checkpoints
+    :return: whether there is one, whole or not
+    """
+    return any((path / _MANIFEST).exists() for path in _all_checkpoints(folder))
+
+
 def find_checkpoint(folder: str | Path) -> Checkpoint | None:
     """
     :param folder: folder of checkpoints
@@ -49,22 +57,27 @@ def find_checkpoint(folder: str | Path) -> Checkpoint | None:
 def find_undamaged(folder: str | Path) -> Checkpoint | None:
     """
     :param folder: folder of checkpoints
-    :return: the newest whole one whose files are as they were written, None if there is none at all; a warning names
-        newer ones
-    :raises ValueError: if all are damaged
+    :return: the newest one whose files are as they were written, None if there is none at all; a warning names newer
+        files that are not
+    :raises ValueError: if all are damaged, or if another version of this package wrote the newest one
     """
     damaged: list[str] = []
     for path in reversed(_all_checkpoints(Path(folder))):
-        checkpoint = checkpoint_at(path)
-        if checkpoint is None:
+        if not (path / _MANIFEST).exists():  # it is not ours
             continue
-        files = checkpoint.manifest["files"].items()
-        changed = [str(path / name) for name, (_, checksum) in files if _checksum(path / name) != checksum]
-        if not changed:
+        manifest = _read_manifest(path)
+        if manifest is not None and manifest["format"] != FORMAT:
+            raise ValueError(
+                f"{path} could not be loaded: it was written by another version of sb3_acer, as {manifest['format']!r} "
+                f"and not as {FORMAT!r}"
+            )
+        files = {_MANIFEST: None} if manifest is None else manifest["files"]
+        changed = [name for name, written in files.items() if written is None or _differs(path / name, *written)]
+        if manifest is not None and not changed:
             if damaged:
                 warnings.warn(f"{path} is loaded, since newer files are damaged: {', '.join(damaged)}", stacklevel=3)
-            return checkpoint
-        damaged += changed
+            return Checkpoint(path, manifest)
+        damaged += [str(path / name) for name in changed]
     if damaged:
         raise ValueError(f"{damaged[0]} could not be loaded: it has changed since it was written")
     return None
@@ -73,16 +86,35 @@ def find_undamaged(folder: str | Path) -> Checkpoint | None:
 def checkpoint_at(path: Path) -> Checkpoint | None:
     """
     :param path: folder of one checkpoint
-    :return: the checkpoint, None if it is not whole
+    :return: the checkpoint, None if it is not whole. Sizes are compared, contents are not
     """
+    manifest = _read_manifest(path)
     try:
-        manifest = json.loads((path / _MANIFEST).read_text())
-        files = manifest["files"].items()
-        if manifest["format"] == FORMAT and all((path / name).stat().st_size == size for name, (size, _) in files):
-            return Checkpoint(path, manifest)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        if manifest is not None and manifest["format"] == FORMAT:
+            files = manifest["files"].items()
+            if all((path / name).stat().st_size == size for name, (size, _) in files):
+                return Checkpoint(path, manifest)
+    except OSError:
         pass
     return None
+
+
+def _read_manifest(path: Path) -> dict[str, Any] | None:
+    """That of one checkpoint, also of another version; None if it is damaged."""
+    try:
+        manifest: dict[str, Any] = json.loads((path / _MANIFEST).read_text())
+        sizes = {name: (int(size), int(checksum)) for name, (size, checksum) in manifest["files"].items()}
+        return {**manifest, "format": str(manifest["format"]), "files": sizes}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _differs(path: Path, size: int, checksum: int) -> bool:
+    """Whether a file is another than the one that was written, or cannot be read."""
+    try:
+        return path.stat().st_size != size or _checksum(path) != checksum
+    except OSError:
+        return True
 
 
 @contextmanager
@@ -115,18 +147,20 @@ def require_same_run(folder: Path, run: str) -> None:
     :param run: id of the run that is to be saved there
     :raises ValueError: if the folder has checkpoints of another run
     """
-    newest = find_checkpoint(folder)
-    if newest is not None and newest.manifest.get("run") != run:
-        raise ValueError(
-            f"a folder of checkpoints must be for one run alone, got {str(folder)!r}, where {newest.path.name} is of "
-            "another one"
-        )
+    for path in reversed(_all_checkpoints(folder)):
+        manifest = _read_manifest(path)
+        if manifest is not None and manifest.get("run") != run:
+            raise ValueError(
+                f"a folder of checkpoints must be for one run alone, got {str(folder)!r}, where {path.name} is of "
+                "another one"
+            )
 
 
 @contextmanager
 def new_checkpoint(folder: str | Path, manifest: dict[str, Any], keep: int) -> Iterator[Path]:
     """
-    A new checkpoint. Older ones than the newest ``keep`` are deleted once it is whole and on the disk.
+    A new checkpoint. Older ones than the newest ``keep`` are deleted once it is whole and on the disk. Damaged ones
+    stay, and are not counted.
 
     :param folder: folder of checkpoints
     :param manifest: what is to be known without reading the files: ``run``, the id of the run, and ``num_timesteps``,
@@ -153,10 +187,10 @@ def new_checkpoint(folder: str | Path, manifest: dict[str, Any], keep: int) -> I
             _flush(folder)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
-        for old in _all_checkpoints(folder)[:-keep]:
-            if (old / _MANIFEST).exists():  # else it is not ours
-                old.rename(unfinished)  # in one step: what is left of it if the program is killed is no checkpoint
-                shutil.rmtree(unfinished, ignore_errors=True)
+        whole = [path for path in _all_checkpoints(folder) if checkpoint_at(path) is not None]
+        for old in whole[:-keep]:
+            old.rename(unfinished)  # in one step: what is left of it if the program is killed is no checkpoint
+            shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def _all_checkpoints(folder: Path) -> list[Path]:

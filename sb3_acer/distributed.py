@@ -262,7 +262,7 @@ def _leave() -> None:
 @contextmanager
 def _exchange() -> Iterator[None]:
     """
-    An exchange between the ranks. If it ends in its midst, this rank has left the group.
+    One exchange between the ranks. A rank that fails during it leaves the group, so that the others fail too.
 
     :raises RankError: in place of errors that do not say which rank was lost
     """

@@ -188,7 +188,8 @@ def forked_workers(env: VecEnv) -> list[tuple[Any, Any]]:
 def wait_for_workers(workers: Sequence[tuple[Any, Any]]) -> None:
     """
     Wait until all environments have answered. Reading from the pipe of a forked process that has ended would wait for
-    ever, since the other processes have copies of the pipe.
+    ever, since the other processes have copies of the pipe. This helps in steps alone: SubprocVecEnv's reset sends and
+    reads in one call.
 
     :param workers: what :func:`forked_workers` returned
     :raises EOFError: if a process has ended without an answer

@@ -34,10 +34,7 @@ class FiniteVecEnv(VecEnvWrapper):
         self._forked = forked_workers(venv)
 
     def reset(self) -> VecEnvObs:
-        with kept_if_refused(self._normalize):
-            observations = self.venv.reset()
-            self.check(observations, self._count_steps())
-        return observations
+        return self.venv.reset()
 
     def step_wait(self) -> VecEnvStepReturn:
         with kept_if_refused(self._normalize):

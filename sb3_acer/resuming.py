@@ -84,7 +84,8 @@ class ResumableAlgorithm(DataParallelAlgorithm):
 
         The files hold pickles, as SB3's agents do: load only your own.
 
-        :param folder: folder of checkpoints. It has a whole one at any time, even if the program is killed
+        :param folder: folder of checkpoints. Once it has one it always has a whole one, even if the program is killed
+            while it writes
         :param keep: number of checkpoints that are kept, the newest ones
         :param with_env: False if the environments are not between two steps. They will begin new episodes.
         :return: the checkpoint's own folder
@@ -257,7 +258,7 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         :return: the newest checkpoint, None if there is none
         """
         self._run = distributed.from_first(self._run)
-        found = distributed.together(lambda: find_undamaged(folder))[0]
+        found = distributed.together(lambda: find_undamaged(folder) if distributed.rank() == 0 else None)[0]
         if self._resumed is not None:
             distributed.together(lambda: require_same_run(folder, self._run))
         elif found is not None:

@@ -94,7 +94,7 @@ class RolloutAlgorithm(SavingAlgorithm):
         self._observes_normalized = normalize_of_policy(self.env) is not None
         self._finite_env = FiniteVecEnv(self.env, lambda: self.num_timesteps)
         resets = reset_num_timesteps or self._last_obs is None
-        with self._reset_next_after_an_error(), kept_if_refused(normalize):
+        with dead_workers_named(self.env), self._reset_next_after_an_error(), kept_if_refused(normalize):
             prepared = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
             if resets:
                 self._finite_env.check(self._last_obs, self.num_timesteps)
@@ -102,7 +102,7 @@ class RolloutAlgorithm(SavingAlgorithm):
             self.replay_buffer.end_episodes()
             self._states = self.policy.initial_states(self.n_envs)
             self._episode_starts = np.ones(self.n_envs, bool)
-        with self._reset_next_after_an_error():
+        with dead_workers_named(self.env), self._reset_next_after_an_error():
             is_masked = self._use_masking and has_masks(self.env)
             self._masks = current_masks(self.env, self.policy.family, self.num_timesteps) if is_masked else None
         return prepared

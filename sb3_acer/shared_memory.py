@@ -104,7 +104,8 @@ class Board:
         """
         Post nothing more. Others that wait for this rank get an :class:`ExchangeError`, now or later.
 
-        :param in_midst: whether an exchange was not finished. Then all others get the error, in this one or their next.
+        :param in_midst: whether this rank leaves during an exchange. The others then get the error in the same exchange
+            or in their next one.
         """
         self._left[self._rank] = self._turn if in_midst else _AT_END
 

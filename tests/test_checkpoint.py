@@ -71,6 +71,38 @@ def test_a_checkpoint_that_is_not_whole_is_passed_over(damage: str, tmp_path: Pa
     assert newest(tmp_path) == 10
     write(tmp_path, 30)
     assert newest(tmp_path) == 30
+    write(tmp_path, 40, keep=1)
+    assert names(tmp_path) == ["checkpoint_2_20_steps", "checkpoint_4_40_steps"]  # what is damaged is not deleted
+
+
+@pytest.mark.parametrize("damage", ["half a manifest", "a missing file", "half a file", "a file that cannot be read"])
+def test_a_folder_of_damaged_checkpoints_is_not_taken_for_an_empty_one(damage: str, tmp_path: Path) -> None:
+    write(tmp_path, 10)
+    path = tmp_path / "checkpoint_1_10_steps"
+    changed = path / ("manifest.json" if damage == "half a manifest" else "first")
+    content = changed.read_bytes()
+    changed.unlink()
+    if damage == "a file that cannot be read":
+        changed.mkdir()
+    elif damage != "a missing file":
+        changed.write_bytes(content[: len(content) // 2])
+    with pytest.raises(ValueError, match=f"{changed} could not be loaded: it has changed since it was written"):
+        checkpoint.find_undamaged(tmp_path)
+    if damage != "half a manifest":
+        with pytest.raises(ValueError, match="for one run alone"):
+            write(tmp_path, 20, run="b")
+    assert names(tmp_path) == [path.name]
+
+
+def test_a_checkpoint_of_another_version_is_neither_passed_over_nor_deleted(tmp_path: Path) -> None:
+    write(tmp_path, 10)
+    manifest = tmp_path / "checkpoint_1_10_steps" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace("checkpoint 1", "checkpoint 2"))
+    with pytest.raises(ValueError, match="written by another version of sb3_acer, as 'sb3-acer checkpoint 2' and not"):
+        checkpoint.find_undamaged(tmp_path)
+    with pytest.raises(ValueError, match="for one run alone"):
+        write(tmp_path, 20, run="b")
+    assert names(tmp_path) == ["checkpoint_1_10_steps"]
 
 
 def test_a_file_that_has_changed_is_passed_over_with_a_warning(tmp_path: Path) -> None:

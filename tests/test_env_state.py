@@ -228,6 +228,19 @@ def test_a_process_that_ended_is_named_and_the_environment_can_be_closed(
     assert ("LookupError: the simulator is gone" in capfd.readouterr().err) == (signum is None)
 
 
+class Unstartable(Recorder):
+    def reset(self, **kwargs: Any) -> Any:
+        raise LookupError("the simulator is gone")
+
+
+def test_a_process_that_ended_in_its_first_reset_is_named_too() -> None:
+    env = SubprocVecEnv([Recorder, Unstartable], start_method="spawn")
+    message = "^the process of environment 1 ended with exit code 1, see its traceback above$"
+    with pytest.raises(RuntimeError, match=message):
+        ACER("MlpPolicy", env, device="cpu").learn(10)
+    env.close()
+
+
 def test_an_error_of_an_environment_in_this_process_is_its_own() -> None:
     def refuse(action: Any) -> Any:
         raise ConnectionRefusedError("no simulator")

@@ -16,7 +16,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_acer import ACER
 from sb3_acer.atari.vec_env import make_atari_vec_env
-from sb3_acer.checkpoint import find_checkpoint
+from sb3_acer.checkpoint import has_checkpoints
 from sb3_acer.checks import check_integer
 from sb3_acer.resuming import StopOnSignal
 from sb3_acer.storage import replacing
@@ -27,20 +27,31 @@ SETTINGS = "run-atari.json"
 
 class Run(StopOnSignal):
     """
-    Writes the scores of finished games, and ends training on a signal.
+    Writes settings, logs and the scores of finished games once training has begun, and ends training on a signal.
 
     :param folder: output folder
     :param t_start: time at which the environment was made, seconds since the epoch
+    :param settings: what ``--resume`` is to find
     """
 
-    def __init__(self, folder: Path, t_start: float) -> None:
+    def __init__(self, folder: Path, t_start: float, settings: dict[str, Any]) -> None:
         super().__init__()
         self.folder = folder
         self.t_start = t_start
+        self.settings = settings
+        self.start: int | None = None
+        """step at which training has begun, or gone on"""
 
     def _on_training_start(self) -> None:
-        # A file for each part of a resumed run, since the times in a file count from one start.
-        name = str(self.folder / f"{self.num_timesteps}")
+        self.start = self.num_timesteps
+        with replacing(self.folder / SETTINGS, "json") as file:
+            file.write(json.dumps(self.settings).encode())
+        # Files for each part of a resumed run, since the times in a file count from one start.
+        formats = ["stdout", "csv", *(["tensorboard"] if find_spec("tensorboard") else [])]
+        suffix = f"_{self.start}" if self.start else ""
+        outputs = [make_output_format(name, str(self.folder), suffix) for name in formats]
+        self.model.set_logger(Logger(str(self.folder), outputs))
+        name = str(self.folder / f"{self.start}")
         self.scores = ResultsWriter(name, {"t_start": self.t_start}, extra_keys=("steps",))
 
     def _on_step(self) -> bool:
@@ -110,7 +121,7 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, Path]:
         parser.set_defaults(**{name: value for name, value in tuned().items() if hasattr(options, name)})
         options = parser.parse_args(arguments)
     folder = Path(options.logdir or f"logs/run-atari/{options.env.replace('/', '-')}_{options.seed}")
-    has_checkpoint = find_checkpoint(folder) is not None
+    has_checkpoint = has_checkpoints(folder)
     if not options.resume:
         if has_checkpoint:
             sys.exit(f"sb3-acer run-atari: {folder} has a run: continue it with --resume, or use another --logdir")
@@ -153,26 +164,24 @@ def main(arguments: list[str]) -> None:
         model = make_agent(options, env)
     except ValueError as error:
         sys.exit(f"sb3-acer run-atari: {error}")
-    folder.mkdir(parents=True, exist_ok=True)
-    kept = {name: value for name, value in vars(options).items() if name not in ("resume", "logdir")}
-    with replacing(folder / SETTINGS, "json") as file:
-        file.write(json.dumps(kept).encode())
-    checkpoint = find_checkpoint(folder)
-    done, start = checkpoint.manifest["num_timesteps"] if checkpoint else 0, time.perf_counter()
-    formats = ["stdout", "csv", *(["tensorboard"] if find_spec("tensorboard") else [])]
-    suffix = f"_{done}" if options.resume else ""  # keeps the logs of the earlier parts
-    model.set_logger(Logger(str(folder), [make_output_format(name, str(folder), suffix) for name in formats]))
-    run = Run(folder, env.t_start)
-    with run.listening():
-        model.learn(
-            options.num_timesteps,
-            run,
-            options.log_interval,
-            progress_bar=sys.stdout.isatty() and all(find_spec(name) for name in ("tqdm", "rich")),
-            checkpoint=folder,
-            checkpoint_freq=options.save_freq,
-        )
-    rate = (model.num_timesteps - done) / (time.perf_counter() - start)
+    start = time.perf_counter()
+    settings = {name: value for name, value in vars(options).items() if name not in ("resume", "logdir")}
+    run = Run(folder, env.t_start, settings)
+    try:
+        with run.listening():
+            model.learn(
+                options.num_timesteps,
+                run,
+                options.log_interval,
+                progress_bar=sys.stdout.isatty() and all(find_spec(name) for name in ("tqdm", "rich")),
+                checkpoint=folder,
+                checkpoint_freq=options.save_freq,
+            )
+    except ValueError as error:
+        if run.start is None:  # the checkpoint was refused: nothing has changed
+            sys.exit(f"sb3-acer run-atari: {error}")
+        raise
+    rate = (model.num_timesteps - (run.start or 0)) / (time.perf_counter() - start)
     model.save(folder / "agent.zip")
     env.close()
     scores = [episode["r"] for episode in model.ep_info_buffer or []]

@@ -95,13 +95,15 @@ def generate_expert_traj(
         keep = _image_writer(Path(save_path).parent, Path(image_folder))
     steps: list[_Step] = []
     n_ended = 0
-    for step in _play(model, env, keep):
-        steps.append(step)
-        n_ended += step.ends
-        if n_ended == n_episodes:
-            break
-    if isinstance(model, BaseAlgorithm) and env is model.get_env():
-        model._last_obs = None  # the environment has moved on: the agent's next rollout has to reset it
+    try:
+        for step in _play(model, env, keep):
+            steps.append(step)
+            n_ended += step.ends
+            if n_ended == n_episodes:
+                break
+    finally:
+        if isinstance(model, BaseAlgorithm) and env is model.get_env():
+            model._last_obs = None  # the environment has moved on: the agent's next rollout has to reset it
     arrays = _arrays(steps)
     if save_path is not None:
         name = str(save_path)
@@ -206,7 +208,8 @@ def _image_writer(folder: Path, image_folder: Path) -> Callable[[np.ndarray], st
         path = next(path for path in paths if not (folder / path).exists())  # others belong to another recording
         image = image if image.shape[-1] in (1, 3, 4) else np.moveaxis(image, 0, -1)
         image = image[..., ::-1] if image.shape[-1] == 3 else image
-        cv2.imwrite(str(folder / path), np.ascontiguousarray(image))
+        if not cv2.imwrite(str(folder / path), np.ascontiguousarray(image)):
+            raise OSError(f"{folder / path} could not be written")
         return str(path)
 
     return write

@@ -162,6 +162,7 @@ class ActingNetwork(nn.Module):
                 self.output_names,
                 {name: part.numpy() for name, part in zip(self.input_names, inputs, strict=True)},
             )
+            # Actions are not compared: which of two equal probabilities is the larger one is left to rounding.
             for name, own, other in list(zip(self.output_names, expected, found, strict=True))[1:]:
                 if own.shape != other.shape or not np.allclose(own.numpy(), other, TOLERANCE, TOLERANCE):
                     raise ValueError(

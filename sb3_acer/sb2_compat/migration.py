@@ -346,13 +346,18 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--env", help="environment whose spaces replace the saved ones")
     options = parser.parse_args(arguments)
     new = options.new if options.new.suffix else options.new.with_suffix(".zip")
-    if new.resolve() == options.old.resolve():
-        parser.error(f"NEW must be another file than OLD, got {new} for both")
+    statistics = new.with_suffix("") / "vecnormalize.pkl"
     # An agent that was saved with verbose=1 prints when it is made.
     with warnings.catch_warnings(record=True) as said, redirect_stdout(io.StringIO()):
         warnings.simplefilter("always")
         try:
+            if new.resolve() == _find(options.old).resolve():
+                parser.error(f"NEW must be another file than OLD, got {new} for both")
             model = load_stable_baselines(options.old, options.env, obs_rms=options.obs_rms)
+            normalize = model.get_vec_normalize_env()
+            if normalize is not None:
+                statistics.parent.mkdir(parents=True, exist_ok=True)
+                normalize.save(str(statistics))
             model.save(new)
         except (ValueError, OSError, gym.error.Error) as error:
             sys.exit(f"sb3-acer migrate: {error}")
@@ -361,11 +366,7 @@ def main(arguments: list[str]) -> None:
     for warning in said:
         print(f"Note: {warning.message}")
     snippet = ["from sb3_acer import ACER", f"model = ACER.load({str(new)!r})"]
-    normalize = model.get_vec_normalize_env()
     if normalize is not None:
-        statistics = new.with_suffix("") / "vecnormalize.pkl"
-        statistics.parent.mkdir(exist_ok=True)
-        normalize.save(str(statistics))
         print(f"Statistics of the observations: {statistics}")
         snippet.insert(0, "from stable_baselines3.common.vec_env import VecNormalize")
         snippet.append(f"env = VecNormalize.load({str(statistics)!r}, env)  # env: the vectorised environment")

@@ -196,8 +196,8 @@ def train(arguments: list[str]) -> None:
 
     Besides the arguments of rl-zoo there are two for ACER. --checkpoint-freq N saves all of training every N steps and
     when it ends, in the folder of the run. --resume continues the newest run of the environment that has such a
-    checkpoint, to the bit as if it had not been interrupted, with its arguments. After it, others may be given that a
-    checkpoint leaves open: -n, -params n_envs:N, and those of evaluations and logs.
+    checkpoint, to the bit as if it had not been interrupted, with that run's arguments. Some may be changed by giving
+    them after --resume: -n, -params n_envs:N, and those of evaluations and logs.
 
     Several processes train one agent together: torchrun --nproc-per-node N -m sb3_acer train ... Each has environments
     and a replay buffer of its own; --n-timesteps counts the steps of all. What torchrun restarts (--max-restarts)
@@ -221,7 +221,7 @@ def train_on_rank(arguments: list[str]) -> None:
     is_restart = own.checkpoint_freq is not None and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
     if own.resume or is_restart:
         algo, env_id, folder = experiment_of(rest)
-        resumed = from_first(run_to_resume(algo, env_id, folder, None if own.resume else 1))
+        resumed = from_first(run_to_resume(algo, env_id, folder, restarted=not own.resume))
         if resumed is None and own.resume:
             sys.exit(f"sb3-acer train: {folder}/{algo} has no run of {env_id} with a checkpoint to resume from")
     if resumed is not None:

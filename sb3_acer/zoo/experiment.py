@@ -1,10 +1,12 @@
 """rl-zoo's experiment with a report at the end: the agent's score, its learning curve and the next command."""
 
 import json
+import os
 import re
 import shlex
 import shutil
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -28,14 +30,14 @@ from optuna.storages import BaseStorage
 from rl_zoo3 import exp_manager
 from rl_zoo3.exp_manager import ExperimentManager
 from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.callbacks import BaseCallback, ProgressBarCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.monitor import Monitor, ResultsWriter, load_results
 from stable_baselines3.common.results_plotter import X_TIMESTEPS, ts2xy, window_func
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_acer import ACER, distributed
-from sb3_acer.checkpoint import find_checkpoint
+from sb3_acer.checkpoint import has_checkpoints
 from sb3_acer.checks import check_integer, require
 from sb3_acer.hyperparams import ENTRIES_FILE, hyperparams
 from sb3_acer.resuming import StopOnSignal
@@ -45,7 +47,7 @@ from sb3_acer.zoo.mistakes import check_counts
 from sb3_acer.zoo.registration import N_ENVS_RANGE, entry_of, nearest_trial, sample_acer_params, suggest
 from sb3_acer.zoo.study import begin_study, open_storage
 
-CHECKPOINTS, ARGUMENTS = "checkpoints", "arguments.json"  # in the folder of a run
+CHECKPOINTS, ARGUMENTS, LAUNCHERS = "checkpoints", "arguments.json", "launchers.json"  # in the folder of a run
 LOG_FOLDER = "logs"  # where the zoo's train saves; the default of its other scripts is rl-trained-agents
 CONTINUOUS = ENTRIES_FILE.with_name("continuous.py")
 EVAL_EPISODES = 100
@@ -250,16 +252,23 @@ class Experiment(ExperimentManager):
 
     def _save_settings(self) -> None:
         """Write down settings and arguments. A resumed run keeps its own until training goes on with others."""
+        launchers = distributed.gather(launcher())
         if distributed.rank() > 0:
             return
         super()._save_config(self.saved_hyperparams)
+        if "TORCHELASTIC_RESTART_COUNT" in os.environ:  # of torchrun
+            with replacing(Path(self.save_path, LAUNCHERS), "json") as file:
+                file.write(json.dumps(launchers).encode())
         if self.checkpoint_freq is not None:
             drawn = [f"--checkpoint-freq={self.checkpoint_freq}", f"--seed={self.seed}"]
             with replacing(Path(self.save_path, ARGUMENTS), "json") as file:
                 file.write(json.dumps([*self.arguments, *drawn]).encode())
 
     def learn(self, model: BaseAlgorithm) -> None:
-        """Train as the zoo does; whatever ends training, there is an agent, and a checkpoint if they are asked for."""
+        """
+        Train as the zoo does. The agent is saved however training ends. So is a checkpoint, if they are asked for,
+        unless a second signal or, in a group, an error has ended it.
+        """
         if not isinstance(model, ACER):
             super().learn(model)
             return
@@ -270,9 +279,11 @@ class Experiment(ExperimentManager):
             kwargs["log_interval"] = self.log_interval if self.log_interval >= 0 else None
         if self.checkpoint_freq is not None:
             kwargs |= {"checkpoint": folder / CHECKPOINTS, "checkpoint_freq": self.checkpoint_freq}
+        has_failed = True
         try:
             with stop.listening():
                 model.learn(self.n_timesteps, **kwargs)
+            has_failed = False
         except KeyboardInterrupt:  # a second signal
             pass
         except Exception as error:
@@ -289,8 +300,9 @@ class Experiment(ExperimentManager):
                 raise
         finally:
             self.stopped_by = stop.stopped_by
-            for callback in self.callbacks[:1]:
-                callback.on_training_end()  # of the progress bar
+            for callback in self.callbacks if has_failed else []:
+                if isinstance(callback, ProgressBarCallback):  # else it stays on the screen
+                    callback.on_training_end()
             assert model.env is not None
             model.env.close()
 
@@ -365,7 +377,7 @@ class Experiment(ExperimentManager):
         if not getattr(self.args, "uuid", False):  # enjoy finds runs by their numbers
             print(f"To watch the agent: {command('enjoy', *of_run)}")
         if self.stopped_by:
-            if self.checkpoint_freq is not None:
+            if self.checkpoint_freq is not None and has_checkpoints(Path(self.save_path, CHECKPOINTS)):
                 print(f"To go on: {command('train', *of_run)} --resume")
             sys.exit(128 + self.stopped_by)
 
@@ -444,17 +456,24 @@ def _number_of(value: Any) -> Any:
     return int(number) if number.is_integer() else number
 
 
-def run_to_resume(algo: str, env_id: str, folder: str, n_newest: int | None = None) -> Path | None:
+def launcher() -> list[Any]:
+    """Host and process number of what has started this process. With torchrun they stay the same for all restarts."""
+    return [socket.gethostname(), os.getppid()]
+
+
+def run_to_resume(algo: str, env_id: str, folder: str, restarted: bool = False) -> Path | None:
     """
-    :param n_newest: number of runs, the newest ones, that are considered; None for all
+    :param restarted: whether only runs are considered that this process's launcher has started
     :return: folder of the newest run that has a checkpoint, None if there is none
     """
     env_name = EnvironmentName(env_id)
     named = re.compile(rf"{re.escape(env_name)}_(\d+)(_[0-9a-f-]{{36}})?")  # the latter by --uuid
     runs = [(path, match) for path in Path(folder, algo).glob("*") if (match := named.fullmatch(path.name))]
     runs.sort(key=lambda run: (int(run[1][1]), run[0].stat().st_mtime), reverse=True)
-    for path, _ in runs[:n_newest]:
-        if find_checkpoint(path / CHECKPOINTS) is not None and (path / ARGUMENTS).exists():
+    for path, _ in runs:
+        launchers = path / LAUNCHERS
+        is_mine = launchers.exists() and launcher() in json.loads(launchers.read_text())
+        if (is_mine or not restarted) and has_checkpoints(path / CHECKPOINTS) and (path / ARGUMENTS).exists():
             return path
     return None
 

@@ -12,13 +12,14 @@ import pytest
 import torch as th
 from stable_baselines3.common.monitor import load_results
 
-from sb3_acer import ACER
+from sb3_acer import ACER, checkpoint
 from sb3_acer.__main__ import main as command_line
 from sb3_acer.atari import AtariVecEnv, make_atari_vec_env
 from sb3_acer.atari import run as run_module
 from sb3_acer.atari.run import main, make_parser
 from sb3_acer.extras import how_to_install
 from sb3_acer.hyperparams import hyperparams
+from tests.helpers import in_a_fork
 
 pytestmark = pytest.mark.filterwarnings("ignore:replay will never start")
 SHORT: tuple[str, ...] = ("--env=PongNoFrameskip-v4", "--num-timesteps=160", "--n-envs=2", "--buffer-size=60")
@@ -198,6 +199,30 @@ def test_what_cannot_be_run_ends_with_one_line(tmp_path: Path) -> None:
     run(tmp_path)
     with pytest.raises(SystemExit, match="continue it with --resume, or use another --logdir"):
         run(tmp_path)
+
+
+def test_a_refused_resume_leaves_the_run_as_it_was(tmp_path: Path) -> None:
+    run(tmp_path)
+    resume(tmp_path, "--num-timesteps=240")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    with pytest.raises(SystemExit, match=r"run-atari: buffer_size must be 60, as in the checkpoint .*, got 100"):
+        resume(tmp_path, "--buffer-size=100")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
+    resume(tmp_path, "--num-timesteps=320")
+
+
+def test_a_second_program_changes_nothing_of_a_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(checkpoint, "_PATIENCE", 0.1)
+    (tmp_path / "progress.csv").write_text("mine")
+
+    def run_too() -> None:
+        with pytest.raises(SystemExit, match="to which another program is writing"):
+            run(tmp_path)
+
+    with checkpoint.locked(tmp_path):
+        assert in_a_fork(run_too) == 0
+    assert (tmp_path / "progress.csv").read_text() == "mine"
+    assert not (tmp_path / "run-atari.json").exists()
 
 
 def test_a_run_that_ended_before_its_first_checkpoint_can_be_started_again(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import runpy
 import sys
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,32 @@ def test_an_agent_learns_first_and_goes_on_after() -> None:
     model.learn(20, reset_num_timesteps=False)
     assert model.num_timesteps == 40
     assert model.replay_buffer.latest().observations[0, 0, 0] == 0  # type: ignore[index]
+
+
+def test_an_agent_resets_its_environment_after_a_recording_that_was_interrupted() -> None:
+    model = an_agent(Recorder(), n_steps=20).learn(20)
+    predict, calls = model.predict, count()
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        if next(calls) == 4:
+            raise KeyboardInterrupt
+        return predict(*args, **kwargs)
+
+    model.predict = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        generate_expert_traj(model, n_episodes=1)
+    model.learn(20, reset_num_timesteps=False)
+    assert model.replay_buffer.latest().observations[0, 0, 0] == 0  # type: ignore[index]
+
+
+def test_an_image_that_cannot_be_written_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import cv2
+
+    monkeypatch.setattr(cv2, "imwrite", lambda *args: False)
+    with pytest.raises(OSError, match=r"images.0\.png could not be written"):
+        generate_expert_traj(
+            lambda observation: 0, tmp_path / "expert", image_env(), n_episodes=1, image_folder="images"
+        )
 
 
 def test_of_several_environments_the_first_is_recorded() -> None:

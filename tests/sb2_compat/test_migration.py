@@ -236,6 +236,10 @@ def test_the_command_does_not_write_over_the_old_agent(tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
         main([str(old), str(tmp_path / ".." / tmp_path.name / "agent.pkl")])
     assert old.read_bytes() == (AGENTS / "CartPole-v1.pkl").read_bytes()
+    old = old.rename(tmp_path / "agent.zip")  # stable-baselines' own suffix may be left out
+    with pytest.raises(SystemExit):
+        main([str(tmp_path / "agent"), str(tmp_path / "agent")])
+    assert old.read_bytes() == (AGENTS / "CartPole-v1.pkl").read_bytes()
 
 
 @pytest.mark.parametrize("arguments", [["none.pkl", "new.zip"], [__file__, "new.zip"]])

@@ -470,6 +470,20 @@ def test_torchrun_trains_one_agent_in_several_processes(tmp_path: Path) -> None:
     assert any(said in finished.stderr for said in ("training stops: rank 1 (process", "local_rank: 1"))
 
 
+def test_a_restart_continues_only_a_run_of_its_own_launcher(shell: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ("train", *SHORT_RUN, "--eval-freq", "-1", "--checkpoint-freq", "100")
+    sb3_acer(*arguments, cwd=shell)
+    older = shell / "logs/acer/CartPole-v1_1"
+    before = {path.name: path.read_bytes() for path in older.iterdir() if path.is_file()}
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    for n_steps in ("600", "900"):  # the first start had failed before it had a folder; this one is restarted
+        sb3_acer(*arguments, "-n", n_steps, cwd=shell)
+        assert {path.name: path.read_bytes() for path in older.iterdir() if path.is_file()} == before
+    runs = {path.name: ACER.load(path / "CartPole-v1.zip").num_timesteps for path in older.parent.iterdir()}
+    assert sorted(runs) == ["CartPole-v1_1", "CartPole-v1_2"]
+    assert runs["CartPole-v1_2"] >= 900
+
+
 def test_torchrun_is_for_training_alone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for name, value in (("TORCHELASTIC_RUN_ID", "1"), ("WORLD_SIZE", "2")):
         monkeypatch.setenv(name, value)

@@ -15,6 +15,7 @@ import torch as th
 import yaml
 from optuna.distributions import IntDistribution
 from rl_zoo3.exp_manager import ExperimentManager
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.monitor import load_results
 from stable_baselines3.common.vec_env import VecEnv
 
@@ -399,6 +400,42 @@ def test_a_run_that_is_interrupted_leaves_an_agent_and_is_not_evaluated(
     assert ACER.load(shell / "interrupted/acer/CartPole-v1_1/CartPole-v1.zip").num_timesteps == 334
     assert "Learning curve" in printed
     assert "Evaluating" not in printed
+
+
+class Ending(BaseCallback):
+    n_ends: ClassVar[int] = 0
+
+    def _on_step(self) -> bool:
+        return True
+
+    def _on_training_end(self) -> None:
+        Ending.n_ends += 1
+
+
+def test_a_callback_is_ended_once_and_advice_to_go_on_needs_a_checkpoint(
+    shell: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Ending, "n_ends", 0)
+    arguments = [
+        "train",
+        *SHORT_RUN,
+        f"callback:'{__name__}.Ending'",
+        "--eval-freq",
+        "-1",
+        "--checkpoint-freq",
+        "10000",
+    ]
+    commands.main(arguments)
+    assert Ending.n_ends == 1
+
+    def stop_twice() -> None:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(StopOnSignal, "_on_step", interrupted_at(334, stop_twice))
+    with pytest.raises(SystemExit, match=str(128 + signal.SIGINT)):
+        commands.main([*arguments, "-f", "interrupted"])
+    assert "To go on" not in capsys.readouterr().out
 
 
 def test_a_run_that_is_terminated_leaves_an_agent_and_continues_to_the_same_end(
