@@ -300,6 +300,16 @@ def test_no_gradient_crosses_the_end_of_an_episode(
     law()
 
 
+@pytest.mark.parametrize(("own", "torchs"), [(LSTM, nn.LSTM), (GRU, nn.GRU)], ids=["LSTM", "GRU"])
+def test_the_defaults_are_torchs(own: Any, torchs: Any) -> None:
+    def options(module: nn.Module) -> dict[str, Any]:
+        return {name: getattr(module, name) for name in ("num_layers", "bias", "dropout", "hidden_size", "input_size")}
+
+    (module,) = own(3, 5).children()
+    assert type(module) is torchs
+    assert options(module) == options(torchs(3, 5))
+
+
 def test_dropout_acts_on_sequences_in_training_and_never_on_steps() -> None:
     network = LSTM(3, 40, 2, dropout=0.5)
     given = some_endings(5, 3)
