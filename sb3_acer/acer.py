@@ -267,16 +267,17 @@ class ACER(StableBaselinesInterface):
 
     def _warn_of_late_start(self, total_timesteps: int, reset_num_timesteps: bool) -> None:
         """
-        Warn if the calls before have used up most of the learning rate, which counts the steps of all calls; and if the
-        only update on a latest rollout is at the end of the schedule.
+        Warn if the learning rate is 0 throughout this call, or if the calls before, whose steps it counts too, have
+        used up most of it.
         """
         before = 0 if reset_num_timesteps or self._resumed is not None else self.num_timesteps
         is_scheduled = self.lr_schedule_name != "constant" and not callable(self.learning_rate)
         n_steps = self.n_steps * self.n_envs * distributed.world_size()
-        if self._resumed is None and 0 < total_timesteps <= n_steps and self.learning_rate and not self.lr_schedule(0):
+        is_one_rollout = self._resumed is None and 0 < total_timesteps <= n_steps
+        if is_scheduled and is_one_rollout and self.learning_rate and not self.lr_schedule(0):
             warnings.warn(
-                f"this call learns nothing: its {total_timesteps} steps are one rollout of {n_steps} at most, at whose "
-                f"end lr_schedule={self.lr_schedule_name!r} is 0. Use lr_schedule='constant' for such calls",
+                f"this call learns nothing: {total_timesteps} steps are not more than one rollout of {n_steps}, at "
+                f"whose end lr_schedule={self.lr_schedule_name!r} is 0. Use lr_schedule='constant' for such calls",
                 stacklevel=3,
             )
         elif is_scheduled and 0 < 2 * total_timesteps <= before:

@@ -66,18 +66,21 @@ def find_undamaged(folder: str | Path) -> Checkpoint | None:
         if not (path / _MANIFEST).exists():  # it is not ours
             continue
         manifest = _read_manifest(path)
-        if manifest is not None and manifest["format"] != FORMAT:
+        if manifest is None:
+            damaged.append(str(path / _MANIFEST))
+            continue
+        if manifest["format"] != FORMAT:
             raise ValueError(
                 f"{path} could not be loaded: it was written by another version of sb3_acer, as {manifest['format']!r} "
                 f"and not as {FORMAT!r}"
             )
-        files = {_MANIFEST: None} if manifest is None else manifest["files"]
-        changed = [name for name, written in files.items() if written is None or _differs(path / name, *written)]
-        if manifest is not None and not changed:
+        files = manifest["files"].items()
+        changed = [str(path / name) for name, written in files if _differs(path / name, *written)]
+        if not changed:
             if damaged:
                 warnings.warn(f"{path} is loaded, since newer files are damaged: {', '.join(damaged)}", stacklevel=3)
             return Checkpoint(path, manifest)
-        damaged += [str(path / name) for name in changed]
+        damaged += changed
     if damaged:
         raise ValueError(f"{damaged[0]} could not be loaded: it has changed since it was written")
     return None
