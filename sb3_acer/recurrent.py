@@ -130,7 +130,7 @@ class Gated(Recurrent):
 
     n_parts: ClassVar[int] = 1
 
-    def __init__(self, input_size: int, hidden_size: int, n_layers: int = 1) -> None:
+    def __init__(self, input_size: int, hidden_size: int, n_layers: int) -> None:
         super().__init__(input_size, hidden_size, self.n_parts * n_layers * hidden_size)
         self.hidden_size = hidden_size
         self.n_layers = n_layers

@@ -76,6 +76,21 @@ def test_weights_that_are_computed_from_others_learn(normalize: Any) -> None:
         close(th.as_tensor(parameter.grad), gradient)
 
 
+class Shifted(nn.Linear):
+    def forward(self, input: th.Tensor) -> th.Tensor:
+        return super().forward(input) + 1
+
+
+@pytest.mark.parametrize("layer", [Shifted(4, 4), nn.LayerNorm(4)], ids=lambda layer: type(layer).__name__)
+def test_only_torchs_own_linear_layers_are_taken_for_such(layer: nn.Module) -> None:
+    module, inputs = nn.Sequential(layer, nn.Tanh(), nn.Linear(4, 2)).double(), th.randn(3, 4, dtype=th.float64)
+    chain = Chain(nn.Sequential(module), "0")
+    expected = module(inputs)
+    for output in (chain(inputs), chain.without_gradients(inputs), ForwardPass(chain, inputs).output):
+        close(output, expected)
+    assert chain.of_array(inputs.numpy()) is None
+
+
 @pytest.mark.parametrize("activations", MODULES.values(), ids=MODULES)
 @pytest.mark.parametrize("change", ["none", "no bias", "frozen", "all frozen", "ends with an activation"])
 @pytest.mark.parametrize("input_learns", [True, False])

@@ -308,6 +308,7 @@ def test_the_defaults_are_torchs(own: Any, torchs: Any) -> None:
     (module,) = own(3, 5).children()
     assert type(module) is torchs
     assert options(module) == options(torchs(3, 5))
+    assert LayerNormLSTM(3, 5).n_layers == 1
 
 
 def test_dropout_acts_on_sequences_in_training_and_never_on_steps() -> None:
