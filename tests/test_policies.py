@@ -384,13 +384,20 @@ def test_hooks_of_parameters_get_their_gradients(action_space: Space, recurrence
         return [th.as_tensor(parameter.grad).clone() for parameter in parameters]
 
     calls: list[th.Tensor] = []
+    given_to_hooks: list[th.Tensor] = []
+
+    def double(gradient: th.Tensor) -> th.Tensor:
+        given_to_hooks.append(gradient)
+        return 2 * gradient
+
     plain = gradients()
     for parameter in parameters:
-        parameter.register_hook(lambda gradient: 2 * gradient)  # type: ignore[no-untyped-call]
+        parameter.register_hook(double)  # type: ignore[no-untyped-call]
         parameter.register_post_accumulate_grad_hook(calls.append)  # type: ignore[no-untyped-call]
     for actual, expected in zip(gradients(), plain, strict=True):
         close(actual, 2 * expected)
     assert sorted(map(id, calls)) == sorted(map(id, parameters))
+    assert not any(gradient.is_inference() for gradient in given_to_hooks)  # else they could not be changed later
 
 
 def test_a_backward_pass_releases_the_activations_and_cannot_be_repeated() -> None:
