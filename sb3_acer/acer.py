@@ -14,6 +14,7 @@ from typing import Any, ClassVar, TypeVar, cast
 import numpy as np
 import torch as th
 from stable_baselines3.common.buffers import ReplayBuffer
+from stable_baselines3.common.logger import configure
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
@@ -272,7 +273,7 @@ class ACER(StableBaselinesInterface):
         """
         before = 0 if reset_num_timesteps or self._resumed is not None else self.num_timesteps
         is_scheduled = self.lr_schedule_name != "constant" and not callable(self.learning_rate)
-        n_steps = self.n_steps * self.n_envs * distributed.world_size()
+        n_steps = (self.n_steps - self.replay_buffer.step) * self.n_envs * distributed.world_size()
         is_one_rollout = self._resumed is None and 0 < total_timesteps <= n_steps
         if is_scheduled and is_one_rollout and self.learning_rate and not self.lr_schedule(0):
             warnings.warn(
@@ -348,8 +349,8 @@ class ACER(StableBaselinesInterface):
             return self.policy_class(self.observation_space, self.action_space, self.lr_schedule, **policy_kwargs)
         except AssertionError as error:  # SB3's features extractors assert that observations and arguments fit
             options = policy_kwargs.get("features_extractor_kwargs")
-            name = "features_extractor_kwargs"
-            require(bool(str(error)) or not options, name, "ones that the features extractor takes", options)
+            name, rule = "features_extractor_kwargs", "ones that the features extractor takes for these observations"
+            require(bool(str(error)) or not options, name, rule, options)
             raise ValueError(f"policy must fit the observations, got {self.policy_class.__name__}: {error}") from error
         except RuntimeError as error:
             if "Kernel size" not in str(error):
@@ -374,6 +375,7 @@ class ACER(StableBaselinesInterface):
         self._rngs = generators_of_rank(seed)
 
     @classmethod
+    @th.inference_mode(False)
     def load(
         cls: type[SelfACER],
         path: FilePath,
@@ -529,10 +531,13 @@ class ACER(StableBaselinesInterface):
         One update on the latest rollout, then, once replay has started, Poisson(``replay_ratio``) updates on replayed
         ones, ``gradient_steps`` times.
 
-        :param gradient_steps: 1 in ``learn``; more to learn from what is stored, a buffer that was loaded say
+        :param gradient_steps: 1 in ``learn``; more to learn from what is stored, a buffer that was loaded say. The
+            learning rate is that with which the last call of ``learn`` ended: with a linear schedule it is 0.
         :param batch_size: sequences of a replayed batch; None: one per environment
         """
         gradient_steps = check_integer("gradient_steps", gradient_steps)
+        if not hasattr(self, "_logger"):  # before the first call of learn, which makes another one
+            self._logger = configure(None, [""])
         for policy in (self.policy, self.average_policy):
             policy.flat.keep_attached()
         self.policy.set_training_mode(True)

@@ -108,7 +108,7 @@ def _read_manifest(path: Path) -> dict[str, Any] | None:
         manifest: dict[str, Any] = json.loads((path / _MANIFEST).read_text())
         sizes = {name: (int(size), int(checksum)) for name, (size, checksum) in manifest["files"].items()}
         return {**manifest, "format": str(manifest["format"]), "files": sizes}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return None
 
 

@@ -68,6 +68,29 @@ class Layer(NamedTuple):
     """None for the identity"""
 
 
+_Arrays = list[tuple[np.ndarray, np.ndarray | None, Activation | None]]
+"""layers by their arrays, with transposed weights"""
+
+
+class _Parts(NamedTuple):
+    """What a :class:`Chain` has found in its modules, and what tells whether it is still so."""
+
+    modules: list[nn.Module]
+    layers: list[Layer] | None
+    hooks: list[dict[int, Any]]
+    members: list[dict[str, Any]]
+    """the dicts of modules and parameters that anything may be removed from, or added to"""
+    identities: list[int]
+    """of what was in them"""
+    held: list[Any]
+    """the same itself, so that no identity is used again"""
+
+
+def _identities(members: list[dict[str, Any]]) -> list[int]:
+    """Comparing these takes a tenth of the time of finding layers."""
+    return [id(member) for each in members for member in each.values()]
+
+
 class Chain:
     """
     Modules one after another, as in ``nn.Sequential``. Linear layers with tanh or ReLU between them are run without
@@ -80,8 +103,8 @@ class Chain:
 
     def __init__(self, owner: nn.Module, *names: str) -> None:
         self._owner, self._names = owner, names
-        self._members: list[dict[str, Any]] = []
-        self._examined: list[int] = []
+        self._parts: _Parts | None = None
+        self._memory: tuple[list[Layer] | None, list[int], _Arrays | None] = None, [], None
 
     def __reduce__(self) -> Any:
         return type(self), (self._owner, *self._names)
@@ -89,33 +112,36 @@ class Chain:
     @property
     def layers(self) -> list[Layer] | None:
         """None for a chain whose modules have to be called"""
-        if not self._examined or self._contents() != self._examined:
-            self._examine()
-        return None if any(self._hooks) else self._layers
+        parts = self._find_parts()
+        return None if any(parts.hooks) else parts.layers
 
-    def _contents(self) -> list[int]:
-        """The identities of all modules and parameters: comparing them takes a tenth of the time of finding layers."""
-        return [id(member) for members in self._members for member in members.values()]
+    def _find_parts(self) -> "_Parts":
+        parts = self._parts
+        if parts is None or _identities(parts.members) != parts.identities:
+            parts = self._parts = self._examine()  # in one assignment: other threads may act with the same policy
+        return parts
 
-    def _examine(self) -> None:
-        """Find the layers, and what tells whether they are still the same."""
-        self._modules = [self._owner.get_submodule(name) for name in self._names]
-        parts = [part for module in self._modules for part in module.modules()]
+    def _examine(self) -> "_Parts":
+        chained = [self._owner.get_submodule(name) for name in self._names]
         parents = [self._owner.get_submodule(name.rpartition(".")[0]) for name in self._names]
-        members = [each for part in dict.fromkeys([*parents, *parts]) for each in (part._modules, part._parameters)]
-        self._members = [each for each in members if each]
-        self._held = [member for members in self._members for member in members.values()]  # so that no id comes again
-        self._examined = self._contents()
+        modules = [module for each in chained for module in each.modules()]
+        owners = dict.fromkeys([*parents, *modules])
+        members: list[dict[str, Any]] = [each._parameters for each in owners if each._parameters]
+        members += [each._modules for each in owners if each._modules or isinstance(each, nn.Sequential)]
         kinds = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-        self._hooks: list[dict[int, Any]] = [getattr(part, kind) for part in parts for kind in kinds]
-        self._layers = _find_layers(_flatten(self._modules))
-        self._parameters = [part for layer in self._layers or () for part in layer[:2] if part is not None]
-        self._places: list[int] = []
+        return _Parts(
+            modules=chained,
+            layers=_find_layers(_flatten(chained)),
+            hooks=[getattr(module, kind) for module in modules for kind in kinds],
+            members=members,
+            identities=_identities(members),
+            held=[member for each in members for member in each.values()],
+        )
 
     def __call__(self, input: th.Tensor) -> th.Tensor:
         layers = self.layers
         if layers is None:
-            for module in self._modules:
+            for module in self._find_parts().modules:
                 input = module(input)
             return input
         for weight, bias, activation in layers:
@@ -146,13 +172,15 @@ class Chain:
         layers = self.layers
         if not layers:
             return None
-        places = [parameter.data_ptr() for parameter in self._parameters]
-        if self._places != places:  # the parameters have been moved
-            self._places, self._arrays = places, _arrays_of(layers)
-        if self._arrays is None:
+        places = [part.data_ptr() for weight, bias, _ in layers for part in (weight, bias) if part is not None]
+        known, known_places, arrays = self._memory
+        if known is not layers or known_places != places:  # others have been found, or they have been moved
+            arrays = _arrays_of(layers)
+            self._memory = layers, places, arrays
+        if arrays is None:
             return None
-        input = input.astype(self._arrays[0][0].dtype, copy=False)
-        for weight, bias, activation in self._arrays:
+        input = input.astype(arrays[0][0].dtype, copy=False)
+        for weight, bias, activation in arrays:
             input = input @ weight
             if bias is not None:
                 input += bias
@@ -212,7 +240,7 @@ def _outputs(layers: Sequence[Layer], input: th.Tensor) -> list[th.Tensor]:
     return outputs
 
 
-def _arrays_of(layers: Sequence[Layer]) -> list[tuple[np.ndarray, np.ndarray | None, Activation | None]] | None:
+def _arrays_of(layers: Sequence[Layer]) -> _Arrays | None:
     """The layers' own memory, weights transposed; None where that is no array of the CPU's."""
     weights = [layer.weight for layer in layers]
     if not all(weight.is_cpu and weight.dtype in (th.float32, th.float64) for weight in weights):

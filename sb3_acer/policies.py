@@ -329,6 +329,12 @@ class ACERPolicy(PredictionInterface):
             self._make_recurrent(input_size) if self.recurrent_options["enable_critic_lstm"] else Identity(input_size)
         )
 
+    @property
+    def _dtype(self) -> th.dtype:
+        weight = getattr(self.pi_head, "weight", None)  # another head may have been put there
+        return weight.dtype if isinstance(weight, th.Tensor) else th.float32
+
+    @th.inference_mode(False)
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> "ACERPolicy":
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if "flat" in self.__dict__:  # not while the policy is built
@@ -362,7 +368,7 @@ class ACERPolicy(PredictionInterface):
     def extract_features(self, obs: PyTorchObs, features_extractor: BaseFeaturesExtractor) -> th.Tensor:
         features: th.Tensor
         if self._is_vector and isinstance(obs, th.Tensor):  # SB3's preprocessing would change nothing else
-            features = features_extractor(obs.to(self.pi_head.weight.dtype))
+            features = features_extractor(obs.to(self._dtype))
             return features
         if not self._is_image or not isinstance(obs, th.Tensor):
             return super().extract_features(obs, features_extractor)
@@ -383,7 +389,7 @@ class ACERPolicy(PredictionInterface):
 
     def _split(self, states: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
         """The recurrent states of the policy and those of the critic, in the type of the parameters."""
-        pi_states, q_states = states.to(self.pi_head.weight.dtype).tensor_split((self.pi_recurrent.state_size,), -1)
+        pi_states, q_states = states.to(self._dtype).tensor_split((self.pi_recurrent.state_size,), -1)
         return pi_states, q_states
 
     def _step(

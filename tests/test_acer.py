@@ -940,7 +940,7 @@ def test_every_action_reaches_the_environment_as_an_element_of_its_space(action_
                 "env": FakeImageEnv(),
                 "policy_kwargs": {"features_extractor_kwargs": {"features_dim": 0}},
             },
-            "features_extractor_kwargs must be ones that the features extractor takes, got {'features_dim': 0}",
+            "features_extractor_kwargs must be ones that the features extractor takes for .*, got {'features_dim': 0}",
         ),
         (
             {"learning_rate": lambda progress: None},
@@ -989,18 +989,26 @@ def test_a_call_of_one_rollout_warns_that_its_learning_rate_is_0() -> None:
         found = [str(each.message) for each in caught if "learns nothing" in str(each.message)]
         assert len(found) == warns, (changes, n_steps)
         assert th.equal(flat(model), before) == (warns or changes.get("learning_rate") == 0.0)
+    model = small(env, n_steps=20).learn(1000, callback=lambda found, _: found["self"].num_timesteps < 30)
+    with warnings.catch_warnings():  # half a rollout is under way
+        warnings.simplefilter("error")
+        model.learn(20 * env.num_envs, reset_num_timesteps=False)
 
 
 @pytest.mark.parametrize("switched_off", [th.no_grad, th.inference_mode])
-def test_all_parts_learn_also_where_gradients_are_switched_off(switched_off: Callable[[], Any]) -> None:
+def test_all_parts_learn_also_where_gradients_are_switched_off(switched_off: Callable[[], Any], tmp_path: Path) -> None:
     expected = small(short_episodes(), "MlpLstmPolicy", policy_kwargs=LSTM_KWARGS, seed=0).learn(60)
     with switched_off():
         model = small(short_episodes(), "MlpLstmPolicy", policy_kwargs=LSTM_KWARGS, seed=0).learn(60)
+        model.save(tmp_path / "agent")
+        model.policy.double().float()
+        loaded = ACER.load(tmp_path / "agent", short_episodes())
     assert th.equal(flat(model), flat(expected))
-    model.learn(60)
+    for each in (model, loaded):
+        each.learn(60)
 
 
-def test_train_makes_as_many_updates_as_it_is_told() -> None:
+def test_train_makes_as_many_updates_as_it_is_told(tmp_path: Path) -> None:
     model = trained(replay_ratio=0, lr_schedule="constant")
     before = model._n_updates
     model.train(7, 4)
@@ -1009,6 +1017,12 @@ def test_train_makes_as_many_updates_as_it_is_told() -> None:
     model.train(50, 6)
     n_replayed = model._n_updates - before - 7 - 50
     assert abs(n_replayed - 150) < 5 * math.sqrt(150)
+    model.save_replay_buffer(tmp_path / "buffer")
+    other = small(model.env, seed=1)
+    other.load_replay_buffer(tmp_path / "buffer")
+    before_training = flat(other)
+    other.train(5, 4)
+    assert not th.equal(flat(other), before_training)
     for steps in (0, 1.5):
         with pytest.raises(ValueError, match=f"gradient_steps must be an integer of at least 1, got {steps}"):
             model.train(steps, 4)  # type: ignore[arg-type]

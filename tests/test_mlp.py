@@ -1,5 +1,8 @@
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
 import torch as th
 from torch import nn
@@ -136,6 +139,21 @@ def test_chains_of_arrays_have_the_outputs_of_their_modules(
         assert (given == inputs.numpy()).all()
         for parameter in modules.parameters():
             parameter.data = th.randn_like(parameter)  # other memory
+
+
+def test_threads_may_begin_together() -> None:
+    module, given = network((nn.Tanh,), False), np.ones((2, 4))
+    expected = module(th.from_numpy(given)).detach()
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(3) as pool:
+            for _ in range(300):
+                chain = Chain(nn.Sequential(module), "0")
+                for output in pool.map(chain.of_array, [given] * 3):
+                    close(th.as_tensor(output), expected)
+    finally:
+        sys.setswitchinterval(before)
 
 
 def test_gradients_are_added_to_what_is_there() -> None:

@@ -591,6 +591,24 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
 }
 
 
+def test_a_layer_that_is_put_into_an_empty_network_is_seen() -> None:
+    policy: Any = make(net_arch=[])
+    observations, states = rows_of(VECTOR, 5), np.zeros((5, 0), np.float32)
+    before = policy.act(np.asarray(observations), states)[0]
+    policy.pi_net.append(Doubled())
+    after = policy.act(np.asarray(observations), states)[0]
+    close(th.from_numpy(after), policy.step(observations, th.from_numpy(states))[0])
+    assert abs(after - before).max() > 1e-3
+
+
+def test_another_kind_of_head_is_used() -> None:
+    policy: Any = make()
+    observations = rows_of(VECTOR, 5)
+    before = policy.get_distribution(observations).distribution.probs
+    policy.pi_head = nn.Sequential(policy.pi_head)
+    close(policy.get_distribution(observations).distribution.probs, before)
+
+
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_all_methods_see_what_was_replaced_in_a_policy(change: Callable[[Any], Any]) -> None:
     policy: Any = make()

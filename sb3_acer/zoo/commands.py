@@ -172,7 +172,7 @@ def run_module(name: str, defaults: list[str], arguments: list[str]) -> None:
 
 def split_packages(arguments: list[str]) -> tuple[list[str], list[str]]:
     """The modules of ``--gym-packages``, and the other arguments."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser = argparse.ArgumentParser("sb3-acer", add_help=False, allow_abbrev=False)
     parser.add_argument("--gym-packages", nargs="+", default=[])
     options, others = parser.parse_known_args(arguments)
     return options.gym_packages, others
@@ -362,11 +362,11 @@ def plot_train(arguments: list[str]) -> None:
     successes = value_of(arguments, "-y", "--y-axis") == "success"
     if runs and successes and not any("is_success" in each for each in episodes):  # the zoo would draw no line
         sys.exit(f"sb3-acer plot-train: {runs[0]} must have episodes with is_success for -y success, got none")
-    shortest = min(map(len, episodes), default=0)
+    shortest = min((len(each) for each in episodes if len(each)), default=0)  # the zoo leaves out the others
     fitting = min(fitting_window(shortest), max(shortest, 1))
     window = value_of(arguments, "-w", "--episode-window", type=int, default=fitting)
     if runs and not shortest:
-        sys.exit(f"sb3-acer plot-train: {runs[0]} must have a finished episode, as each run that is drawn, got none")
+        sys.exit(f"sb3-acer plot-train: {runs[0]} must have a finished episode, got none")
     if window > shortest > 0:  # the zoo would draw no line
         sys.exit(f"sb3-acer plot-train: -w must be at most {shortest}, the episodes of the shortest run, got {window}")
     plot("plot-train", plot_train, [*SAVED_LOGS, "-w", str(window)], [*arguments, "-e", *env_names])

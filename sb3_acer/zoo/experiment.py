@@ -301,7 +301,9 @@ class Experiment(ExperimentManager):
         finally:
             self.stopped_by = stop.stopped_by
             for callback in self.callbacks if has_failed else []:
-                if isinstance(callback, ProgressBarCallback):  # else it stays on the screen
+                if isinstance(callback, ProgressBarCallback) and hasattr(
+                    callback, "pbar"
+                ):  # else it stays on the screen
                     callback.on_training_end()
             assert model.env is not None
             model.env.close()

@@ -147,6 +147,11 @@ def test_a_run_without_a_finished_episode_is_one_line(tmp_path: Path) -> None:
     (run / "0.monitor.csv").write_text('#{"t_start": 0.0, "env_id": "CartPole-v1"}\nr,l,t\n')
     with pytest.raises(SystemExit, match=re.escape(f"sb3-acer plot-train: {run} must have a finished episode")):
         commands.main(["plot-train", "-f", str(tmp_path)])
+    other = run.with_name("CartPole-v1_2")
+    other.mkdir()
+    (other / "0.monitor.csv").write_text('#{"t_start": 0.0, "env_id": "CartPole-v1"}\nr,l,t\n9.0,9,0.1\n')
+    with pytest.raises(SystemExit, match=re.escape("-w must be at most 1, the episodes of the shortest run, got 2")):
+        commands.main(["plot-train", "-f", str(tmp_path), "-w", "2"])
 
 
 @pytest.mark.parametrize("name", ["enjoy", "record-video", "record-training"])

@@ -504,6 +504,17 @@ def test_a_resumed_run_may_have_more_environments(shell: Path) -> None:
     assert "normalize" in (run / "CartPole-v1/config.yml").read_text()
 
 
+def test_a_run_whose_checkpoints_are_damaged_is_refused_in_one_line(shell: Path) -> None:
+    sb3_acer("train", *SHORT_RUN, *CHECKPOINTED, cwd=shell)
+    run = shell / "logs/acer/CartPole-v1_1"
+    for path in (run / "checkpoints").glob("*/agent.zip"):
+        path.write_bytes(path.read_bytes()[:1000])
+    names = sorted(path.name for path in (run / "checkpoints").iterdir())
+    with pytest.raises(SystemExit, match=r"^sb3-acer train: .*agent.zip could not be loaded: it has changed since"):
+        sb3_acer("train", "--resume", "-n", "1200", "--progress", cwd=shell)
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == names
+
+
 def test_a_refused_resume_leaves_the_run_as_it_was(shell: Path) -> None:
     sb3_acer("train", *SHORT_RUN, *CHECKPOINTED, cwd=shell)
     run = shell / "logs/acer/CartPole-v1_1"
