@@ -115,13 +115,13 @@ class Chain:
         parts = self._find_parts()
         return None if any(parts.hooks) else parts.layers
 
-    def _find_parts(self) -> "_Parts":
+    def _find_parts(self) -> _Parts:
         parts = self._parts
         if parts is None or _identities(parts.members) != parts.identities:
             parts = self._parts = self._examine()  # in one assignment: other threads may act with the same policy
         return parts
 
-    def _examine(self) -> "_Parts":
+    def _examine(self) -> _Parts:
         chained = [self._owner.get_submodule(name) for name in self._names]
         parents = [self._owner.get_submodule(name.rpartition(".")[0]) for name in self._names]
         modules = [module for each in chained for module in each.modules()]
