@@ -51,6 +51,7 @@ CASES = [
     Case(static=1.0, padding="repeated"),
     Case(static=0.9, padding="zeros"),
     Case(in_dict=True, padding="other"),
+    Case(in_dict=True, padding="other", n_frames=6, n_steps=2, buffer_size=6),
 ]
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
 
@@ -69,7 +70,8 @@ class Game:
         shape = self.observe().shape[1:] if not self.case.in_dict else self.observe()["image"].shape[1:]
         image = spaces.Box(0, 255, shape, np.uint8)
         if self.case.in_dict:
-            return spaces.Dict({"image": image, "vector": spaces.Box(-1, 1, (2,)), "small": image})
+            small = spaces.Box(0, 255, (2, 7, 6), np.uint8)
+            return spaces.Dict({"image": image, "vector": spaces.Box(-1, 1, (2,)), "small": small})
         return image
 
     def observe(self) -> Any:
@@ -77,7 +79,8 @@ class Game:
         if self.case.axis == -1:
             stacks = np.ascontiguousarray(np.moveaxis(stacks, 1, -1))
         if self.case.in_dict:
-            return {"image": stacks.copy(), "vector": np.ones((self.case.n_envs, 2), np.float32), "small": stacks // 2}
+            vectors, two = np.ones((self.case.n_envs, 2), np.float32), stacks[:, -2:] // 2
+            return {"image": stacks.copy(), "vector": vectors, "small": two}
         return stacks.copy()
 
     def draw(self) -> np.ndarray:
@@ -118,7 +121,7 @@ class Game:
 def buffers(case: Case) -> tuple[SequenceReplayBuffer, SequenceReplayBuffer]:
     """One that stores stacks as they come, and one that stores frames."""
     space = Game(case).space()
-    frame_stack: Any = {"image": case.n_frames} if case.in_dict else case.n_frames
+    frame_stack: Any = {"image": case.n_frames, "small": 2} if case.in_dict else case.n_frames
     whole, frames = (
         SequenceReplayBuffer(
             case.buffer_size, space, ACTIONS, "cpu", case.n_envs, n_steps=case.n_steps, frame_stack=each
