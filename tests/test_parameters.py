@@ -160,6 +160,24 @@ def test_gradients_do_not_add_up_even_if_somebody_has_removed_them() -> None:
     assert is_flat(flat)
 
 
+@pytest.mark.parametrize("optimizer_class", [RMSpropTFLike, th.optim.Adam, ByShape])
+def test_hooks_run_before_and_after_a_step(optimizer_class: Callable[..., th.optim.Optimizer]) -> None:
+    network, seen = a_network(), []
+    flat = FlatParameters(network)
+    optimizer = flat.make_optimizer(optimizer_class, 0.1, {})
+    weight: Any = network[0].weight
+    optimizer.register_step_pre_hook(lambda *_: seen.append(weight.detach().clone()))
+    optimizer.register_step_post_hook(lambda *_: seen.append(weight.detach().clone()))
+    before = weight.detach().clone()
+    flat.zero_grad()
+    loss_of(network).backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    assert len(seen) == 2
+    assert th.equal(seen[0], before)
+    assert th.equal(seen[1], weight)
+    assert not th.equal(*seen)
+
+
 def test_a_parameter_that_an_update_does_not_reach_stays() -> None:
     network = a_network()
     network.register_parameter("unused", nn.Parameter(th.ones(3, dtype=th.float64)))
