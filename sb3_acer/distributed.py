@@ -11,6 +11,7 @@ import os
 import pickle
 import socket
 import time
+import uuid
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -92,13 +93,41 @@ def torchrun_group() -> Iterator[None]:
         th.cuda.set_device(int(os.environ["LOCAL_RANK"]) % th.cuda.device_count())
     store, own_rank, n_ranks = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
     # The store outlives a restart of the ranks, and then holds the addresses of those that have ended.
-    store = dist.PrefixStore(f"start {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)  # type: ignore[attr-defined]
-    dist.init_process_group(store=store, rank=own_rank, world_size=n_ranks)
+    name = _agree_on_a_name(store, own_rank, n_ranks)
+    dist.init_process_group(store=dist.PrefixStore(name, store), rank=own_rank, world_size=n_ranks)  # type: ignore[attr-defined]
     try:
         yield
     finally:
         _leave()
         dist.destroy_process_group()
+
+
+def _agree_on_a_name(store: Any, own_rank: int, n_ranks: int) -> str:
+    """
+    A name that all ranks of this start have in common, and those of an earlier one have not. torchrun's count of
+    restarts is none: over several machines each has its own.
+
+    Rank 0 chooses it, and answers each rank that has come, also in place of one that has ended.
+
+    :param store: the store of all starts
+    :raises RuntimeError: if a rank does not come within the store's timeout
+    """
+    if own_rank > 0:
+        number = uuid.uuid4().hex
+        store.set(f"sb3_acer/rank {own_rank}", number)
+        name: str = store.get(f"sb3_acer/answer to {number}").decode()
+        store.set(f"{name}/rank {own_rank}", "")
+        return name
+    name = f"sb3_acer/start {uuid.uuid4().hex}"
+    waiting, deadline = set(range(1, n_ranks)), time.monotonic() + store.timeout.total_seconds()
+    while waiting:
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"all {n_ranks} ranks must start within {store.timeout}, got none of {sorted(waiting)}")
+        for each in [each for each in waiting if store.check([f"sb3_acer/rank {each}"])]:
+            store.set(f"sb3_acer/answer to {store.get(f'sb3_acer/rank {each}').decode()}", name)
+        time.sleep(0.05)
+        waiting = {each for each in waiting if not store.check([f"{name}/rank {each}"])}
+    return name
 
 
 def average(vectors: Sequence[th.Tensor]) -> None:

@@ -3,6 +3,8 @@
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +72,21 @@ def test_a_process_without_a_group_is_its_only_rank() -> None:
     assert vector.tolist() == [1.0, 2.0]
     with distributed.torchrun_group():
         assert distributed.world_size() == 1
+
+
+def test_ranks_of_one_start_agree_on_a_name_of_their_own() -> None:
+    store: Any = dist.HashStore()  # type: ignore[attr-defined]
+    store.set("sb3_acer/rank 2", "of a process that ended while it waited")
+    names = []
+    for _ in range(3):
+        with ThreadPoolExecutor(3) as pool:
+            of_ranks = list(pool.map(lambda rank: distributed._agree_on_a_name(store, rank, 3), (2, 0, 1)))
+        assert len(set(of_ranks)) == 1
+        names.append(of_ranks[0])
+    assert len(set(names)) == 3
+    store.set_timeout(timedelta(seconds=0.2))
+    with pytest.raises(RuntimeError, match=r"all 4 ranks must start within 0:00:00.2\d*, got none of .*3"):
+        distributed._agree_on_a_name(store, 0, 4)
 
 
 @pytest.fixture(params=["shared memory", "messages"])

@@ -218,8 +218,8 @@ def train_on_rank(arguments: list[str]) -> None:
     if own.resume and value_of(rest, "-i", "--trained-agent") is not None:
         sys.exit("sb3-acer train: -i must be left out with --resume, which goes on from a checkpoint")
     resumed = None
-    is_restart = own.checkpoint_freq is not None and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
-    if own.resume or is_restart:
+    may_be_restart = own.checkpoint_freq is not None and "TORCHELASTIC_RESTART_COUNT" in os.environ  # of torchrun
+    if own.resume or may_be_restart:
         algo, env_id, folder = experiment_of(rest)
         resumed = from_first(run_to_resume(algo, env_id, folder, restarted=not own.resume))
         if resumed is None and own.resume:

@@ -480,8 +480,8 @@ def test_a_restart_continues_only_a_run_of_its_own_launcher(shell: Path, monkeyp
     sb3_acer(*arguments, cwd=shell)
     older = shell / "logs/acer/CartPole-v1_1"
     before = {path.name: path.read_bytes() for path in older.iterdir() if path.is_file()}
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    for n_steps in ("600", "900"):  # the first start had failed before it had a folder; this one is restarted
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    for n_steps in ("600", "900"):  # a new run, which is then restarted
         sb3_acer(*arguments, "-n", n_steps, cwd=shell)
         assert {path.name: path.read_bytes() for path in older.iterdir() if path.is_file()} == before
     runs = {path.name: ACER.load(path / "CartPole-v1.zip").num_timesteps for path in older.parent.iterdir()}
