@@ -160,7 +160,7 @@ def test_gradients_do_not_add_up_even_if_somebody_has_removed_them() -> None:
     assert is_flat(flat)
 
 
-@pytest.mark.parametrize("optimizer_class", [RMSpropTFLike, th.optim.Adam, ByShape])
+@pytest.mark.parametrize("optimizer_class", [RMSpropTFLike, th.optim.Adam])
 def test_hooks_run_before_and_after_a_step(optimizer_class: Callable[..., th.optim.Optimizer]) -> None:
     network, seen = a_network(), []
     flat = FlatParameters(network)
