@@ -30,7 +30,7 @@ OF_FIRST_RANK = (EvalCallback, CheckpointCallback, ProgressBarCallback)
 
 def generators_of_rank(seed: int | None) -> Generators:
     """
-    :param seed: the seed of all ranks; None for one that numpy's global generator draws, as SB3's actions are
+    :param seed: the seed of all ranks; None for one that numpy's global generator draws
     :return: generators of this rank, independent of those of others
     """
     n_generators = len(Generators._fields)

@@ -104,12 +104,13 @@ def torchrun_group() -> Iterator[None]:
 
 def _agree_on_a_name(store: Any, own_rank: int, n_ranks: int) -> str:
     """
-    A name that all ranks of this start have in common, and those of an earlier one have not. torchrun's count of
-    restarts is none: over several machines each has its own.
+    A name that the ranks of this start share, and that no earlier start had. torchrun's count of restarts would not do,
+    since each machine has a count of its own.
 
-    Rank 0 chooses it, and answers each rank that has come, also in place of one that has ended.
+    Rank 0 chooses the name. Each other rank posts a number of its own and waits for the answer to that number, so that
+    what ended ranks have posted does no harm.
 
-    :param store: the store of all starts
+    :param store: the store that all starts use
     :raises RuntimeError: if a rank does not come within the store's timeout
     """
     if own_rank > 0:

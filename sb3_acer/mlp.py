@@ -81,9 +81,9 @@ class _Parts(NamedTuple):
     members: list[dict[str, Any]]
     """the dicts of modules and parameters that anything may be removed from, or added to"""
     identities: list[int]
-    """of what was in them"""
+    """of what was in ``members``"""
     held: list[Any]
-    """the same itself, so that no identity is used again"""
+    """what was in them, kept so that nothing new gets one of these identities"""
 
 
 def _identities(members: list[dict[str, Any]]) -> list[int]:
@@ -166,8 +166,8 @@ class Chain:
         The output for a few rows by numpy, whose calls cost less than torch's.
 
         :param input: ``[N, I]``, of any type
-        :return: ``[N, O]``, in the parameters' type; None if modules have to be called, or if a parameter is not an
-            array of the CPU's
+        :return: ``[N, O]``, in the parameters' type; None if modules have to be called, or if the weights are not on
+            the CPU in float32 or float64
         """
         layers = self.layers
         if not layers:
@@ -241,7 +241,7 @@ def _outputs(layers: Sequence[Layer], input: th.Tensor) -> list[th.Tensor]:
 
 
 def _arrays_of(layers: Sequence[Layer]) -> _Arrays | None:
-    """The layers' own memory, weights transposed; None where that is no array of the CPU's."""
+    """The layers' own memory, weights transposed; None unless that is on the CPU in float32 or float64."""
     weights = [layer.weight for layer in layers]
     if not all(weight.is_cpu and weight.dtype in (th.float32, th.float64) for weight in weights):
         return None

@@ -150,6 +150,7 @@ class FlatParameters:
         self.attach()
 
     def _are_views(self, vector: th.Tensor, group: list[int]) -> bool:
+        """Whether a group's parameters lie in its vector already, each in its place."""
         parameters = [self.parameters[index] for index in group]
         if vector.numel() != sum(parameter.numel() for parameter in parameters):
             return False
