@@ -474,9 +474,7 @@ class ACER(StableBaselinesInterface):
             infinite, or too large for float32. Agent, replay buffer and VecNormalize are as they were before that step,
             and all can be saved. Also if masks leave no valid action in a state, or are for Box actions.
         """
-        require(self.env is not None, "env", "given before learn, by ACER.load(path, env) or set_env(env)", self.env)
-        is_built = self.replay_buffer is not None
-        require(is_built, "_init_setup_model", "True, or setup_model() called before learn", False)
+        self._require_ready("learn")
         self._check_arguments()  # again: attributes may have changed
         self._check_burn_in()
         n_steps = self.replay_buffer.n_steps

@@ -152,18 +152,24 @@ def check_policy_kwargs(policy_kwargs: Any, policy_class: type) -> None:
 def comparable_arguments(model: BaseAlgorithm) -> dict[str, Any]:
     """
     :param model: an agent
-    :return: the arguments that make its run what it is, by their names, as :func:`comparable` values
+    :return: the arguments that make its run what it is, by their names, as :func:`comparable` values; of a function
+        ``learning_rate`` its values at the start, in the middle and at the end
     """
     names = {"policy": "policy_class", **ATTRIBUTES}
     arguments = constructor_arguments(type(model)) - _MAY_DIFFER
-    return {name: comparable(vars(model).get(names.get(name, name))) for name in arguments}
+    values = {name: vars(model).get(names.get(name, name)) for name in arguments}
+    rate = values.get("learning_rate")
+    if callable(rate):
+        values["learning_rate"] = [rate(remaining) for remaining in (1.0, 0.5, 0.0)]
+    return {name: comparable(value) for name, value in values.items()}
 
 
 def comparable(value: Any) -> Any:
     """
     :param value: an argument of the constructor
     :return: the same in a form that ``==`` compares: arrays as lists, since they have no single truth of being equal,
-        and classes by their names, since one of the main program that was unpickled is another object
+        and classes by their names, since one of the main program that was unpickled is another object. For the same
+        reason functions are all equal, and other objects if their classes have the same name.
     """
     if isinstance(value, type):
         return f"{value.__module__}.{value.__name__}"  # loading shortens the qualified names of local ones
@@ -171,7 +177,9 @@ def comparable(value: Any) -> Any:
         return {key: comparable(part) for key, part in value.items()}
     if isinstance(value, np.ndarray):
         return value.tolist()
-    return type(value)(map(comparable, value)) if type(value) in (list, tuple) else value
+    if type(value) in (list, tuple):
+        return type(value)(map(comparable, value))
+    return value if is_plain(value) else "a function" if callable(value) else f"a {type(value).__name__}"
 
 
 def is_plain(value: Any) -> bool:

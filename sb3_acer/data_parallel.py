@@ -19,7 +19,7 @@ from stable_baselines3.common.type_aliases import MaybeCallback, RolloutReturn
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_acer import distributed
-from sb3_acer.arguments import comparable_arguments, is_plain
+from sb3_acer.arguments import comparable_arguments
 from sb3_acer.distributed import Moments
 from sb3_acer.finite import running_statistics
 from sb3_acer.rollouts import Generators, RolloutAlgorithm
@@ -114,8 +114,7 @@ class DataParallelAlgorithm(RolloutAlgorithm):
         others = {name: getattr(self, name) for name in ("n_envs", "num_timesteps", "_log_interval")}
         sizes = ("n_slots", "step", "pos", "full")
         buffer = {f"replay_buffer.{name}": getattr(self.replay_buffer, name) for name in sizes}
-        arguments = {name: value for name, value in comparable_arguments(self).items() if is_plain(value)}
-        distributed.require_equal({**arguments, **call, **others, **buffer})
+        distributed.require_equal({**comparable_arguments(self), **call, **others, **buffer})
         parameters, moments, schedule = distributed.from_first(
             (self.get_parameters(), self._moments(), self._rngs.schedule)
         )

@@ -58,10 +58,6 @@ class EnvStateError(Exception):
     """The state of an environment cannot be saved or restored."""
 
 
-class NormalizationError(EnvStateError, ValueError):
-    """VecNormalize is another one than the agent was trained with."""
-
-
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickles attributes of layers (an environment and its wrappers), in which the layers themselves are references."""
 
@@ -112,14 +108,14 @@ def set_env_state(env: VecEnv, state: EnvState) -> None:
     :param state: what :func:`get_env_state` returned
     :raises EnvStateError: if the environments' state cannot be set. They must be reset then. The wrappers' statistics
         are set even so.
-    :raises NormalizationError: if one of the two is normalised by VecNormalize and the other is not, or in another way
+    :raises ValueError: if one of the two is normalised by VecNormalize and the other is not, or in another way
     """
     *wrappers, base = _vec_layers(env)
     names, attributes = _unpickled(state.wrappers, [*wrappers, base])
     own_names = [type(layer).__qualname__ for layer in wrappers]
     if (_NORMALIZE in names) != (_NORMALIZE in own_names):
         rule = "be wrapped" if _NORMALIZE in names else "not be wrapped"
-        raise NormalizationError(f"env must {rule} in {_NORMALIZE}: the environment had the wrappers {names}")
+        raise ValueError(f"env must {rule} in {_NORMALIZE}: the environment had the wrappers {names}")
     is_same = names == own_names
     by_name = dict(zip(names, attributes, strict=True))
     found = attributes if is_same else [by_name.get(name, {}) for name in own_names]
@@ -127,7 +123,7 @@ def set_env_state(env: VecEnv, state: EnvState) -> None:
         for name, value in _settings(layer).items():
             if saved.get(name, value) != value:
                 rule = f"be wrapped in {_NORMALIZE} with {name}={saved[name]!r}, as it was"
-                raise NormalizationError(f"env must {rule}, got {value!r}")
+                raise ValueError(f"env must {rule}, got {value!r}")
     is_same_number = state.n_envs == env.num_envs
     for layer, saved in zip(wrappers, found, strict=True):
         keeps_all = is_same and is_same_number
@@ -338,7 +334,9 @@ def _set_layers(env: Any, state: bytes, *others: Any) -> str:
                 _set_attributes(layer, saved)
         for layer, (path, size) in zip(layers, files, strict=True):
             if path and path == _log_file(layer)[0] and os.path.getsize(path) > size:
-                os.truncate(path, size)  # its last episodes are going to be played again
+                handler = layer.results_writer.file_handler
+                handler.truncate(size)  # its last episodes are going to be played again
+                handler.seek(0, os.SEEK_END)  # unless it was opened to append, it keeps its position
         return ""
     except Exception as error:
         return _reason(error)

@@ -33,7 +33,7 @@ from sb3_acer.checkpoint import (
 )
 from sb3_acer.checks import check_boolean, check_integer, require
 from sb3_acer.data_parallel import DataParallelAlgorithm, generators_of_rank
-from sb3_acer.env_state import EnvStateError, NormalizationError, get_env_state, set_env_state
+from sb3_acer.env_state import EnvStateError, get_env_state, set_env_state
 from sb3_acer.storage import named, opened, read_state, replacing, write_state
 
 _AGENT, _BUFFER, _TRAINING = "agent.zip", "replay_buffer.npz", "training.npz"
@@ -89,9 +89,11 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         :param keep: number of checkpoints that are kept, the newest ones
         :param with_env: False if the environments are not between two steps. They will begin new episodes.
         :return: the checkpoint's own folder
-        :raises ValueError: if the folder has checkpoints of another run, or another program writes to it
+        :raises ValueError: if the folder has checkpoints of another run, or another program writes to it; and for an
+            agent without environment
         :raises OSError: if it cannot be written; the older ones are kept
         """
+        self._require_ready("save_checkpoint")
         _require_folder("folder", "the path of a folder", folder)
         keep = check_integer("keep", keep)
         check_boolean("with_env", with_env)
@@ -114,6 +116,12 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         found = distributed.from_first(find_checkpoint(folder))
         assert found is not None
         return found.path
+
+    def _require_ready(self, call: str) -> None:
+        rule = f"given before {call}, by ACER.load(path, env) or set_env(env)"
+        require(self.env is not None, "env", rule, self.env)
+        is_built = self.replay_buffer is not None
+        require(is_built, "_init_setup_model", f"True, or setup_model() called before {call}", False)
 
     def _write_files(self, folder: Path, training: dict[str, Any]) -> None:
         """Of this rank."""
@@ -178,6 +186,9 @@ class ResumableAlgorithm(DataParallelAlgorithm):
             others = f"there were {n_ranks} ranks, and now there are {distributed.world_size()}"
             resumed["env"] = resumed["env"]._replace(envs=None, source=others)
         model._resumed = resumed
+        size = model.replay_buffer.buffer_size
+        if "buffer_size" in kwargs:
+            require(size == model.buffer_size, "buffer_size", f"{size}, as in the checkpoint", model.buffer_size)
         if threads != th.get_num_threads():
             warnings.warn(
                 f"torch had {threads} threads when the checkpoint was saved, and now has {th.get_num_threads()}: "
@@ -345,7 +356,7 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         of_call = ("_checkpoints", "_log_interval", "_early_logs", "_use_masking")
         own = ("_logger", "_custom_logger", "verbose", "tensorboard_log", *of_call)
         saved._restore_env(found)
-        if saved.num_timesteps < self.num_timesteps:
+        if saved.num_timesteps < self.num_timesteps < self._total_timesteps:  # the last call was interrupted
             warnings.warn(
                 f"the agent goes back from step {self.num_timesteps} to its checkpoint at step {saved.num_timesteps}",
                 stacklevel=4,
@@ -356,17 +367,12 @@ class ResumableAlgorithm(DataParallelAlgorithm):
 
     def _require_same_arguments(self, saved: "ResumableAlgorithm") -> None:
         """
-        A run continues with the arguments that it was begun with. Functions are not compared, but learning rates are,
-        at three moments.
+        A run continues with the arguments that it was begun with.
         """
-        ours, theirs = comparable_arguments(self), comparable_arguments(saved)
-        for name, given in ours.items():
-            before, is_same = theirs[name], True
-            if name == "learning_rate" and callable(given) and callable(before):
-                is_same = all(given(remaining) == before(remaining) for remaining in (1.0, 0.5, 0.0))
-            elif is_plain(given) or is_plain(before):
-                is_same = given == before or (name == "seed" and given is None)
-            require(is_same, name, f"{before!r}, as in the checkpoint that learn continues", given)
+        theirs = comparable_arguments(saved)
+        for name, given in comparable_arguments(self).items():
+            is_same = given == theirs[name] or (name == "seed" and given is None)
+            require(is_same, name, f"{theirs[name]!r}, as in the checkpoint that learn continues", given)
 
     def _training_state(self, with_env: bool) -> tuple[dict[str, Any], str]:
         """
@@ -396,9 +402,16 @@ class ResumableAlgorithm(DataParallelAlgorithm):
                 (type(callback).__qualname__, dict(_plain_attributes(callback).items() - settings.items()))
                 for callback, settings in zip(callbacks, self._attributes_at_start or [], strict=False)
             ],
-            "callback_envs": [get_env_state(env) for env in _callback_envs(callbacks)],
+            "callback_envs": [get_env_state(env) for env in self._callback_envs()],
             "logger": {name: dict(getattr(logger, name)) for name in recorded if logger is not None},
         }
+
+    def _callback_envs(self) -> list[VecEnv]:
+        """Environments that callbacks use, such as those for evaluations; not the agent's own."""
+        assert self.env is not None
+        own = self.env.unwrapped
+        values = [value for callback in _callbacks(self._callback) for value in vars(callback).values()]
+        return [value for value in values if isinstance(value, VecEnv) and value.unwrapped is not own]
 
     def _restore_env(self, found: Checkpoint) -> None:
         """Give the environments the state that they had at a checkpoint which has been loaded."""
@@ -407,8 +420,6 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         with named(found.path):
             try:
                 set_env_state(self.env, self._resumed.pop("env"))
-            except NormalizationError:
-                raise
             except EnvStateError as error:
                 warnings.warn(
                     f"the environments begin new episodes, since their state is not known: {error}", stacklevel=4
@@ -433,10 +444,10 @@ class ResumableAlgorithm(DataParallelAlgorithm):
                 saved.remove(counters)
                 for name, value in counters[1].items():
                     vars(callback)[name] = _put_back(vars(callback).get(name), pickle.loads(value))
-        for env, state in zip(_callback_envs(callbacks), resumed["callback_envs"], strict=False):
+        for env, state in zip(self._callback_envs(), resumed["callback_envs"], strict=False):
             try:
                 set_env_state(env, state)
-            except EnvStateError as error:
+            except (EnvStateError, ValueError) as error:
                 warnings.warn(f"a callback's environment begins new episodes: {error}", stacklevel=4)
         for name, values in resumed["logger"].items():
             getattr(self.logger, name).update(values)
@@ -514,11 +525,6 @@ def _callbacks(root: BaseCallback | None) -> list[BaseCallback]:
             found.append(value)
             waiting.extend(part for name, part in vars(value).items() if name not in _OF_THE_CALL)
     return found
-
-
-def _callback_envs(callbacks: list[BaseCallback]) -> list[VecEnv]:
-    """Environments that callbacks use, such as those for evaluations."""
-    return [value for callback in callbacks for value in vars(callback).values() if isinstance(value, VecEnv)]
 
 
 def _plain_attributes(callback: BaseCallback) -> dict[str, bytes]:

@@ -45,7 +45,10 @@ class SavingAlgorithm(OffPolicyAlgorithm):
         """
         # Copies, since the parameters are views of one vector, which pickle would write once for each of them.
         return {
-            part: {name: value.clone() if isinstance(value, th.Tensor) else value for name, value in values.items()}
+            part: {
+                name: value.clone() if isinstance(value, th.Tensor) else deepcopy(value)
+                for name, value in values.items()
+            }
             for part, values in super().get_parameters().items()
         }
 
@@ -74,15 +77,14 @@ class SavingAlgorithm(OffPolicyAlgorithm):
         for part, given in load_path_or_dict.items():
             if not part.endswith("optimizer"):
                 check_parameters(f"{name}[{part!r}]", given, own[part], exact_match)
-        before = deepcopy(own)
         optimizer = self.policy.optimizer
         options = optimizer.param_groups[0].keys()
         try:
-            super().set_parameters(load_path_or_dict, exact_match)
+            super().set_parameters(deepcopy(load_path_or_dict), exact_match)
             if lacking := options - optimizer.param_groups[0].keys():
                 raise ValueError(f"the state of an optimizer without {', '.join(sorted(lacking))}")
         except Exception as error:
-            super().set_parameters(before)
+            super().set_parameters(own)
             raise ValueError(f"{name} must fit the agent, got other parameters: {error}") from error
 
     def save_replay_buffer(self, path: FilePath) -> None:
@@ -100,8 +102,8 @@ class SavingAlgorithm(OffPolicyAlgorithm):
         Load a replay buffer, also of another number of environments. Nothing of the file is run.
 
         :param path: the file
-        :param truncate_last_traj: whether to truncate the episodes that were under way; False to continue them, which
-            only as many environments can
+        :param truncate_last_traj: whether to truncate the episodes that were under way. False continues them if the
+            number of environments is the same.
         :raises ValueError: if the file is another one, or holds sequences of another length, of other spaces or of
             recurrent states of another width
         """

@@ -574,16 +574,21 @@ def test_a_replay_buffer_saved_with_an_agent_moves_to_the_agents_device(tmp_path
     loaded.learn(20)
 
 
-def test_parameters_are_copies_without_the_rest_of_their_vector() -> None:
+def test_parameters_and_the_optimisers_state_are_copies_without_the_rest_of_their_vector() -> None:
     model = small(policy_kwargs={"net_arch": [64, 64]})
     parameters: Any = model.get_parameters()
     n_bytes = sum(value.nbytes for part in ("policy", "average_policy") for value in parameters[part].values())
     assert len(pickle.dumps(parameters)) < 1.5 * n_bytes
-    weight = parameters["policy"]["pi_head.weight"].clone()
-    model.learn(20)
-    assert th.equal(parameters["policy"]["pi_head.weight"], weight)
-    model.set_parameters(parameters)
-    assert th.equal(model.policy.pi_head.weight, weight)
+    parameters = model.learn(20).get_parameters()
+    expected = deepcopy(parameters)
+    for _ in range(2):
+        model.learn(20)
+        model.set_parameters(parameters)
+        for now in (parameters, model.get_parameters()):
+            for part in ("policy", "average_policy"):
+                th.testing.assert_close(now[part], expected[part], rtol=0, atol=0)
+            states = [each["policy.optimizer"]["state"] for each in (now, expected)]
+            th.testing.assert_close(*states, rtol=0, atol=0)
 
 
 def test_what_acer_gives_itself_is_not_given_again() -> None:

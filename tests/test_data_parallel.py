@@ -344,6 +344,12 @@ def test_ranks_learn_with_the_same_arguments(name: str, values: tuple[float, flo
         assert str(result) == f"ValueError: {name} must be equal on all ranks, got {[*values]}"
 
 
+def test_learning_rates_of_ranks_are_compared_by_their_values() -> None:
+    rates = (1e-3, lambda remaining: remaining)
+    for result in on_ranks(lambda rank: make_model(learning_rate=rates[rank]).learn(64)):
+        assert str(result) == "ValueError: learning_rate must be equal on all ranks, got [0.001, [1.0, 0.5, 0.0]]"
+
+
 @pytest.mark.parametrize(
     ("name", "values"), [("n_slots", (25, 12)), ("step", (0, 4)), ("pos", (0, 1)), ("full", (False, True))]
 )

@@ -171,7 +171,7 @@ def test_another_number_of_environments_gets_the_statistics_only() -> None:
 def test_environments_with_other_wrappers_get_no_state() -> None:
     first = VecNormalize(make_vec_env("CartPole-v1", 1))
     first.reset()
-    with pytest.raises(EnvStateError, match=r"the environment had the wrappers \['VecNormalize'\]"):
+    with pytest.raises(ValueError, match=r"the environment had the wrappers \['VecNormalize'\]"):
         set_env_state(make_vec_env("CartPole-v1", 1), get_env_state(first))
     with pytest.raises(EnvStateError, match=r"the environment was Monitor of .* of CartPoleEnv, and now it is another"):
         set_env_state(VecNormalize(make_vec_env("Pendulum-v1", 1)), get_env_state(first))

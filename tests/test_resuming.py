@@ -4,7 +4,9 @@ import gc
 import random
 import shutil
 import time
+import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import torch as th
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback, EveryNTimesteps, ProgressBarCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import KVWriter, Logger
+from stable_baselines3.common.monitor import load_results
 from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.vec_env import VecCheckNan, VecEnv, VecNormalize
 
@@ -489,6 +492,17 @@ def test_settings_that_hold_an_array_are_compared(tmp_path: Path) -> None:
         ACER.load(tmp_path / "agent", policy_kwargs=options(2))
 
 
+def test_settings_beside_a_function_are_compared(tmp_path: Path) -> None:
+    def model(width: int) -> ACER:
+        settings = {"net_arch": [width], "activation_fn": partial(th.nn.LeakyReLU, 0.2)}
+        return ACER("MlpPolicy", "CartPole-v1", **SMALL, policy_kwargs=settings)
+
+    model(8).learn(64, checkpoint=tmp_path)
+    with pytest.raises(ValueError, match="policy_kwargs must be"):
+        model(16).learn(128, checkpoint=tmp_path)
+    assert model(8).learn(128, checkpoint=tmp_path).num_timesteps == 128
+
+
 def test_learning_rates_are_compared_by_their_values(tmp_path: Path) -> None:
     def model(learning_rate: Any) -> ACER:
         return ACER("MlpPolicy", "CartPole-v1", **{**SMALL, "learning_rate": learning_rate})
@@ -496,7 +510,7 @@ def test_learning_rates_are_compared_by_their_values(tmp_path: Path) -> None:
     model(lambda remaining: 1e-3 * remaining).learn(64, checkpoint=tmp_path)
     for other in (1e-3, lambda remaining: 1e-3):
         with pytest.raises(
-            ValueError, match=r"learning_rate must be <function .*, as in the checkpoint that learn continues"
+            ValueError, match=r"learning_rate must be \[0.001, 0.0005, 0.0\], as in the checkpoint that learn continues"
         ):
             model(other).learn(128, checkpoint=tmp_path)
     assert model(lambda remaining: remaining * 1e-3).learn(128, checkpoint=tmp_path).num_timesteps == 128
@@ -591,6 +605,71 @@ def test_going_back_to_a_checkpoint_is_warned_of(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="the agent goes back from step 202 to its checkpoint at step 192"):
         model.learn(300, checkpoint=tmp_path)
     require_same(state_of(model), state_of(make_model().learn(300)))
+
+
+@pytest.mark.filterwarnings("error:the agent goes back")
+def test_a_program_of_two_calls_goes_through_both_again(tmp_path: Path) -> None:
+    def program(*callbacks: BaseCallback) -> ACER:
+        model = make_model(lr_schedule="constant").learn(96, checkpoint=tmp_path / "a")
+        return model.learn(80, [*callbacks], checkpoint=tmp_path / "b", checkpoint_freq=32)
+
+    with pytest.raises(Killed):
+        program(KillAt(50))
+    with pytest.warns(UserWarning, match="there is nothing left to train: the checkpoint has this run of 96 steps"):
+        assert program().num_timesteps == 80
+
+
+def test_the_log_of_a_program_that_goes_back_has_each_episode_once(tmp_path: Path) -> None:
+    def scores(folder: Path, interrupted: bool) -> list[float]:
+        env = make_vec_env("CartPole-v1", 1, seed=5, monitor_dir=str(folder))
+        model = ACER("MlpPolicy", env, **SMALL)
+        if interrupted:
+            with pytest.raises(Killed):
+                model.learn(600, KillAt(380), checkpoint=folder, checkpoint_freq=200)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model.learn(600, checkpoint=folder, checkpoint_freq=200)
+        env.close()
+        found: list[float] = load_results(str(folder)).r.tolist()
+        return found
+
+    assert scores(tmp_path / "a", True) == scores(tmp_path / "b", False)
+
+
+def test_a_callbacks_reference_to_the_training_environment_does_not_set_it_back(tmp_path: Path) -> None:
+    class Holds(BaseCallback):
+        def __init__(self, env: VecEnv) -> None:
+            super().__init__()
+            self.env = env
+
+        def _on_step(self) -> bool:
+            return True
+
+        def _on_rollout_start(self) -> None:
+            state: Any = self.env.get_attr("unwrapped")[0]
+            np.testing.assert_allclose(state.state, self.model._last_obs[0], rtol=1e-6)  # type: ignore[index]
+
+    env = make_vec_env("CartPole-v1", 2, seed=5)
+    ACER("MlpPolicy", env, **SMALL).learn(100, Holds(env)).save_checkpoint(tmp_path, with_env=False)
+    with pytest.warns(UserWarning, match="the environments begin new episodes"):
+        model = ACER.load_checkpoint(tmp_path, env)
+    model.learn(200, Holds(env))
+
+
+def test_an_agent_that_cannot_be_trained_has_no_checkpoint(tmp_path: Path) -> None:
+    make_model().save(tmp_path / "agent")
+    with pytest.raises(ValueError, match="env must be given before save_checkpoint"):
+        ACER.load(tmp_path / "agent").save_checkpoint(tmp_path / "a")
+    with pytest.raises(ValueError, match=r"_init_setup_model must be True, or setup_model\(\) called"):
+        make_model(_init_setup_model=False).save_checkpoint(tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_checkpoint_has_the_size_of_its_replay_buffer(tmp_path: Path) -> None:
+    make_model().learn(100, checkpoint=tmp_path)
+    make_model(tmp_path, buffer_size=SMALL["buffer_size"])
+    with pytest.raises(ValueError, match="buffer_size must be 200, as in the checkpoint, got 300"):
+        make_model(tmp_path, buffer_size=300)
 
 
 def test_an_error_when_learn_begins_does_not_change_how_far_it_goes(tmp_path: Path) -> None:
