@@ -139,12 +139,14 @@ class SequenceReplayBuffer(ReplayBuffer):
         :raises ValueError: if observations turn out not to be stacks of ``frame_stack`` frames; nothing of the step is
             stored then
         """
+        rule = f"of n_envs={self.n_envs} rows"
+        require(len(action) == self.n_envs, "action", rule, f"an array of shape {action.shape}")
         self._finish_if_complete()
         states = np.zeros((self.n_envs, 0), np.float32) if states is None else states
         ring = self._ring = self._ring or self._make_ring(action, behaviour, states, masks is not None)
         if masks is not None and _INVALID not in ring.observations:
             ring.observe(_INVALID, _flags(behaviour))
-        done = np.asarray(done, bool)
+        done = np.array(done, bool)  # a copy: environments may fill the same array again
         row = {"actions": action, "behaviour": behaviour, "rewards": reward, "terminated": done}
         now, then = self._with_masks(obs, masks), self._with_masks(next_obs, next_masks)
         ring.write(self.step, now, then, row, self._ended)
@@ -175,7 +177,7 @@ class SequenceReplayBuffer(ReplayBuffer):
         assert self._ring is not None
         if _INVALID not in self._ring.observations:
             return by_key(obs)
-        return {**by_key(obs), _INVALID: np.False_ if masks is None else ~masks}
+        return {**by_key(obs), _INVALID: np.False_ if masks is None else np.logical_not(masks)}
 
     def end_episodes(self) -> None:
         """
@@ -225,16 +227,16 @@ class SequenceReplayBuffer(ReplayBuffer):
         :param env: normalises observations and rewards, if given
         :param device: device of the batch; None for the buffer's
         :return: the sequences of these slots and environments
-        :raises ValueError: if no rollout is finished, and for slots that hold none
+        :raises ValueError: if no rollout is finished, for slots that hold none, and for environments that there are not
         """
         if self._ring is None or not self.size():
             raise ValueError("sequences can be sampled once a rollout is finished, got an empty replay buffer")
-        ages = (self.pos - 1 - slots) % self._ring.n_slots
-        if (ages >= self.size() // self.n_steps).any():
-            rule = f"at most {self.size() // self.n_steps - 1} before the last finished one, {self.pos - 1}"
-            raise ValueError(f"slots must be {rule}, got {slots}")
+        n_rollouts, n_slots = self.size() // self.n_steps, self._ring.n_slots
+        is_held = bool(((self.pos - 1 - slots) % n_slots < n_rollouts).all())
+        require(is_held, "slots", f"from {self.pos - n_rollouts} to {self.pos - 1}, modulo {n_slots}", slots)
+        require(bool(((envs >= 0) & (envs < self.n_envs)).all()), "envs", f"from 0 to {self.n_envs - 1}", envs)
         device = self.device if device is None else device
-        slots = slots % self._ring.n_slots
+        slots = slots % n_slots
         steps, observations, finals, final_steps, states = self._ring.take(slots, envs)
         masks, final_masks = (
             (columns.pop(_INVALID) == 0).to(device) if _INVALID in columns else None
@@ -277,7 +279,7 @@ class SequenceReplayBuffer(ReplayBuffer):
                 f"{n_kept * self.n_steps} of {n_sequences * self.n_steps} transitions",
                 stacklevel=3,
             )
-        for first in range(0, n_sequences, n_envs):
+        for first in range(max(n_sequences - n_kept, 0), n_sequences, n_envs):
             sequences = np.arange(first, first + n_envs) % n_sequences
             slots = self.pos - (n_sequences - sequences + self.n_envs - 1) // self.n_envs
             other._add_sequences(self.gather(slots, sequences % self.n_envs, None, th.device("cpu")))
@@ -455,14 +457,13 @@ class SequenceReplayBuffer(ReplayBuffer):
 
     def _make_stacks(self, frame_stack: int | dict[str, int]) -> dict[str, FrameStack]:
         of_spaces = spaces_by_key(self.observation_space)
-        if isinstance(frame_stack, dict):
-            keys = [key for key in frame_stack if key not in of_spaces]
-            require(not keys, "frame_stack", f"a dict with keys of {self.observation_space}", frame_stack)
+        of_keys = frame_stack if isinstance(frame_stack, dict) else dict.fromkeys(of_spaces, frame_stack)
+        fits = of_keys.keys() <= of_spaces.keys()
+        require(fits, "frame_stack", f"a dict with keys of {self.observation_space}", frame_stack)
         stacks = {}
-        for key, space in of_spaces.items():
-            n_frames = frame_stack.get(key, 1) if isinstance(frame_stack, dict) else frame_stack
+        for key, n_frames in of_keys.items():
             n_frames = check_integer("frame_stack", n_frames)
-            stack = make_frame_stack(space, n_frames, strict=self.frame_stack is not None)
+            stack = make_frame_stack(of_spaces[key], n_frames, strict=self.frame_stack is not None)
             if stack is not None:
                 stacks[key] = stack
         return stacks

@@ -107,7 +107,7 @@ class SideTable:
     """
     Rows that few steps have. Their places are reused.
 
-    :param example: arrays of which each name's rows have the shape and type
+    :param example: a row of each column by its name, for shapes and types
     :param device: where the rows are stored
     """
 

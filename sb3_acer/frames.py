@@ -53,10 +53,8 @@ def make_frame_stack(space: spaces.Space[Any], n_frames: int, strict: bool = Tru
     :param strict: whether a number of frames that does not divide the channels is an error
     :return: None if there is one frame, if the observations are not images (their frames would be a few numbers), and
         if the number of frames does not divide the channels and ``strict`` is False
-    :raises ValueError: if ``n_frames`` is less than 1, and if it does not divide the channels and ``strict`` is True
+    :raises ValueError: if ``n_frames`` does not divide the channels and ``strict`` is True
     """
-    if n_frames < 1:
-        raise ValueError(f"frame_stack must be at least 1, got {n_frames!r}")
     if n_frames == 1 or not isinstance(space, spaces.Box) or len(space.shape) < 3:
         return None
     axis = 0 if len(space.shape) > 3 or is_image_space_channels_first(space) else -1

@@ -133,18 +133,17 @@ class RolloutAlgorithm(SavingAlgorithm):
             rollout = super().collect_rollouts(
                 self._finite_env, callback, lacking, replay_buffer, action_noise, learning_starts
             )
-        if not rollout.continue_training:
-            # The base class does not store the step at which the callback stopped, though the environment made it.
-            step = callback.locals
-            self._update_info_buffer(step["infos"], step["dones"])
-            self._store_transition(
-                replay_buffer, step["buffer_actions"], step["new_obs"], step["rewards"], step["dones"], step["infos"]
-            )
-            self._update_current_progress_remaining(self.num_timesteps, self._total_timesteps)
-            self._episode_num += int(np.sum(step["dones"]))
-            if self.replay_buffer.step == 0:  # the rollout is complete, and the next call of learn begins another
-                callback.on_rollout_end()
-                self.train(self.gradient_steps, self.batch_size)
+            if not rollout.continue_training:
+                # The base class does not store the step at which the callback stopped, though the environment made it.
+                step = callback.locals
+                self._update_info_buffer(step["infos"], step["dones"])
+                observed = step["new_obs"], step["rewards"], step["dones"], step["infos"]
+                self._store_transition(replay_buffer, step["buffer_actions"], *observed)
+                self._update_current_progress_remaining(self.num_timesteps, self._total_timesteps)
+                self._episode_num += int(np.sum(step["dones"]))
+        if not rollout.continue_training and self.replay_buffer.step == 0:  # the next call of learn begins another one
+            callback.on_rollout_end()
+            self.train(self.gradient_steps, self.batch_size)
         return rollout
 
     @contextmanager

@@ -54,7 +54,7 @@ def write_state(file: io.BufferedIOBase, state: dict[str, Any]) -> None:
 
 def read_state(file: io.BufferedIOBase, name: str) -> dict[str, Any]:
     """
-    Nothing of the file is run, and no more memory is used than the file has bytes.
+    Nothing of the file is run, and each of its arrays is read once at most, so that a small file takes little memory.
 
     :param file: to read from
     :param name: of what is read, for messages
@@ -69,7 +69,7 @@ def read_state(file: io.BufferedIOBase, name: str) -> dict[str, Any]:
                 raise ValueError("its members must be uncompressed, of different names and no larger than the file")
             return _unpacked(archive, sizes)
     except Exception as error:  # whatever numpy's and Python's parsers raise
-        reason = error or type(error).__name__
+        reason = str(error) or type(error).__name__
         raise ValueError(f"{name} must be a whole file of the format {FORMAT!r}, got another: {reason}") from error
 
 
@@ -79,7 +79,8 @@ def _unpacked(archive: zipfile.ZipFile, sizes: dict[str, int]) -> dict[str, Any]
             version = np.lib.format.read_magic(member)
             read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
             shape, _, dtype = read_header[version](member)
-            if math.prod(shape) * dtype.itemsize != sizes[f"{name}.npy"] - member.tell() or min(shape, default=0) < 0:
+            size = sizes.pop(f"{name}.npy") - member.tell()  # each array is read once
+            if math.prod(shape) * dtype.itemsize != size or min(shape, default=0) < 0:
                 raise ValueError("an array's shape does not fit its size")
             member.seek(0)
             return np.lib.format.read_array(member, allow_pickle=False)
@@ -154,7 +155,7 @@ def replacing(path: FilePath, suffix: str, verbose: int = 0) -> Iterator[io.Buff
         if unfinished is not None and unfinished.is_file():
             unfinished.unlink()  # a full disk gets its space back
         if isinstance(error, OSError):
-            reason = f"could not be saved, and an older file is kept: {error.strerror or error}"
+            reason = f"could not be saved; an older file, if there is one, is kept: {error.strerror or error}"
             raise OSError(error.errno, reason, str(path)) from error
         raise
 
@@ -170,11 +171,11 @@ def named(path: FilePath) -> Iterator[None]:
         yield
     except Exception as error:
         name = path if isinstance(path, (str, pathlib.Path)) else getattr(path, "name", "the open file")
-        raise ValueError(f"{name} could not be loaded: {error or type(error).__name__}") from error
+        raise ValueError(f"{name} could not be loaded: {str(error) or type(error).__name__}") from error
 
 
 def _destination(path: pathlib.Path, suffix: str, verbose: int) -> pathlib.Path:
-    """The path that SB3's ``open_path`` would open, where links lead to."""
+    """The path that SB3's ``open_path`` would open, with links followed."""
     path = pathlib.Path(os.path.realpath(path if path.suffix else f"{path}.{suffix}"))
     if path.is_dir():
         warnings.warn(f"Path '{path}' is a folder. Will save instead to {path}_2", stacklevel=5)

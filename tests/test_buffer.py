@@ -562,8 +562,19 @@ def test_rollouts_older_than_the_buffer_holds_are_refused(n_rollouts: int) -> No
     assert n_held == min(n_rollouts, 4)
     oldest = buffer.pos - n_held
     buffer.gather(np.array([oldest]), np.zeros(1, int))
-    with pytest.raises(ValueError, match=f"slots must be at most {n_held - 1} before the last finished one"):
+    with pytest.raises(ValueError, match=f"slots must be from {oldest} to {buffer.pos - 1}, modulo 5, got"):
         buffer.gather(np.array([oldest - 1]), np.zeros(1, int))
+
+
+def test_rows_of_another_number_of_environments_are_refused() -> None:
+    case = Case(n_envs=2)
+    buffer, _ = filled(case)
+    for env in (-1, 2):
+        with pytest.raises(ValueError, match="envs must be from 0 to 1, got"):
+            buffer.gather(np.array([buffer.pos - 1]), np.array([env]))
+    for n_envs in (1, 3):
+        with pytest.raises(ValueError, match=f"action must be of n_envs={n_envs} rows, got 'an array of shape"):
+            feed(make_buffer(case, n_envs=n_envs), simulate(case))
 
 
 def test_a_batch_does_not_share_the_buffers_memory() -> None:
@@ -718,8 +729,8 @@ def rearranged(oracle: Oracle, n_envs: int) -> list[list[Canonical]]:
     """The rollouts of another number of environments, oldest first."""
     cells = oracle.cells
     columns = [canonical(oracle.sequence(*cell)) for cell in cells]
-    firsts = range(0, len(cells), n_envs)
-    return [[columns[i % len(cells)] for i in range(first, first + n_envs)] for first in firsts][-oracle.n_slots :]
+    firsts = range(max(len(cells) - oracle.n_slots * n_envs, 0), len(cells), n_envs)
+    return [[columns[i % len(cells)] for i in range(first, first + n_envs)] for first in firsts]
 
 
 def held(buffer: SequenceReplayBuffer) -> Counter[Canonical]:

@@ -675,6 +675,13 @@ def test_a_state_without_valid_actions_is_an_error_that_names_environment_and_st
     agent.replay_buffer.end_episodes()  # and can go on
 
 
+def test_a_step_that_is_refused_where_a_callback_stops_is_followed_by_a_reset() -> None:
+    agent = make_agent(DummyVecEnv([lambda: DeadEnd(8, truncates=False)]))
+    with pytest.raises(ValueError, match="action_masks must leave an outcome"):
+        agent.learn(200, lambda values, _: values["self"].num_timesteps < 8)
+    assert agent._last_obs is None
+
+
 def test_final_masks_are_those_of_truncated_episodes() -> None:
     family = make_family(spaces.Discrete(2))
     final = {"action_masks": np.array([False, True])}

@@ -26,7 +26,7 @@ from hypothesis.extra import numpy as arrays_of
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack
 
 from sb3_acer import ACER
-from sb3_acer.storage import FORMAT, opened, read_state, replacing, write_state
+from sb3_acer.storage import FORMAT, named, opened, read_state, replacing, write_state
 from tests.helpers import Catch, in_a_fork
 from tests.mutations import attempt, memory_for, mutated, mutated_zip
 
@@ -328,7 +328,7 @@ def test_a_full_disk_keeps_the_older_file(save: Save, steps_in: Callable[[Path],
     def save_with_little_space() -> None:
         for limit in (0, 100, size // 2, size - 100):
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
-            with pytest.raises(OSError, match=r"could not be saved, and an older file is kept: File too large: .*zip"):
+            with pytest.raises(OSError, match=r"an older file, if there is one, is kept: File too large: .*zip"):
                 save(agent, path)
 
     assert in_a_fork(save_with_little_space) == 0
@@ -356,7 +356,7 @@ def test_a_folder_that_cannot_be_written_is_one_clear_error(
     def save_as_nobody() -> None:
         if os.geteuid() == 0:  # whom no permission stops
             os.setuid(65534)
-        with pytest.raises(PermissionError, match="could not be saved, and an older file is kept: Permission denied"):
+        with pytest.raises(PermissionError, match="an older file, if there is one, is kept: Permission denied"):
             save(agent, path)
 
     assert in_a_fork(save_as_nobody) == 0
@@ -460,6 +460,14 @@ def test_members_of_a_file_that_are_packed_or_lie_about_their_size_are_refused()
     packed = io.BytesIO()
     np.savez_compressed(packed, header=header({"format": FORMAT, "state": {"dict": {}}}), bomb=np.zeros(10**6))
     lying = npy(np.ones(3)).replace(b"(3,)", b"(9,)")
-    for content in (packed.getvalue(), with_member(lying)):
+    twice = io.BytesIO()
+    state = {"dict": {"a": {"array": 0}, "b": {"array": 0}}}
+    np.savez(twice, header=header({"format": FORMAT, "state": state}), **{"0": np.zeros(1000)})  # type: ignore[arg-type]
+    for content in (packed.getvalue(), with_member(lying), twice.getvalue()):
         with pytest.raises(ValueError, match="the diary must be a whole file"):
             read(content)
+
+
+def test_an_error_without_a_message_has_its_name() -> None:
+    with pytest.raises(ValueError, match=r"agent.zip could not be loaded: EOFError"), named("agent.zip"):
+        raise EOFError

@@ -84,10 +84,10 @@ class ExpertDataset:
         self.actions, self.rewards = arrays["actions"][:n], arrays["rewards"][:n].reshape(-1)
         self.returns = arrays["episode_returns"][:m].reshape(-1)
         self.avg_ret, self.std_ret = float(self.returns.mean()), float(self.returns.std())
-        self.observations, self.truncated = arrays["obs"][:n], None
-        if set(END_KEYS) <= set(arrays):
+        self.observations = arrays["obs"][:n]
+        if "final_obs" in arrays:
             self.observations = np.concatenate((self.observations, arrays["final_obs"][:m]))
-            self.truncated = arrays["truncated"][:m].astype(bool)
+        self.truncated = arrays["truncated"][:m].astype(bool) if "truncated" in arrays else None
         self.masks = None
         if "action_masks" in arrays:
             finals = np.ones((m, *arrays["action_masks"].shape[1:]))
@@ -132,7 +132,8 @@ class ExpertDataset:
         :param rows: indices of steps, ``[B]``; indices from ``num_transition`` on are those of ``final_obs``
         :return: observations in the shape of the agent's observation space, not normalised, ``[B, ...]``; images are
             read from their files
-        :raises ValueError: if they do not fit the observation space, or if that is a Dict
+        :raises ValueError: if they do not fit the observation space, or if that is a Dict. Images with values in
+            [0, 1] do not fit a space of integers.
         """
         space = model.observation_space
         require_no_dict(space)
@@ -145,7 +146,10 @@ class ExpertDataset:
         got = observations.shape[1:]
         if got != shape and (len(got) > 1 or math.prod(got) != math.prod(shape)):
             raise ValueError(f"obs must fit the observation space {space!r}, got observations of shape {got}")
-        fitting: np.ndarray = observations.reshape(-1, *shape).astype(space.dtype, copy=False)
+        observations = observations.reshape(-1, *shape)
+        fitting: np.ndarray = observations.astype(space.dtype, copy=False)
+        changed = [] if fitting.dtype.kind == "f" else observations[fitting != observations][:5]
+        require(len(changed) == 0, "obs", f"values of the observation space {space!r}", changed)
         return fitting
 
     def _find(self, name: str) -> Path:
@@ -233,9 +237,9 @@ class ExpertDataset:
             ``policy``: the agent's policy as it is now; after cloning, it estimates the distribution of a stochastic
             expert.
         :param epsilon: probability that ``expert`` spreads uniformly over all valid actions, in (0, 1]
-        :param time_limit: for files without the array ``truncated``: trajectories of this many steps are truncated.
-            Their last step is left out, since the observation after it is unknown. All other trajectories, or all if it
-            is None, end in a terminal state.
+        :param time_limit: for files without the array ``truncated``: trajectories of this many steps are truncated, and
+            all others, or all if it is None, end in a terminal state. Without the array ``final_obs`` the last step of
+            a truncated trajectory is left out, since the observation after it is unknown.
         :raises ValueError: for an argument outside its range, and if observations or actions do not fit the agent's
             spaces
         """
@@ -282,10 +286,12 @@ class ExpertDataset:
         following = np.minimum(np.arange(n) + 1, n - 1)  # not used after a terminal state
         if is_truncated is None:
             is_truncated = lasts - self.starts + 1 == time_limit
-            replayed[lasts[is_truncated]] = False
-            lasts = lasts - is_truncated
-        else:
+        if len(self.observations) > n:
             following[lasts] = n + np.arange(self.num_traj)
+        else:
+            replayed[lasts[is_truncated]] = False
+            is_left = ~is_truncated | (lasts > self.starts)
+            lasts, is_truncated = (lasts - is_truncated)[is_left], is_truncated[is_left]
         done[lasts] = True
         truncated[lasts] = is_truncated
         return np.flatnonzero(replayed), following, done, truncated

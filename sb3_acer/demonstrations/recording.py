@@ -102,7 +102,7 @@ def generate_expert_traj(
             if n_ended == n_episodes:
                 break
     finally:
-        if isinstance(model, BaseAlgorithm) and env is model.get_env():
+        if isinstance(model, BaseAlgorithm) and _is_in(env, model.get_env()):
             model._last_obs = None  # the environment has moved on: the agent's next rollout has to reset it
     arrays = _arrays(steps)
     if save_path is not None:
@@ -110,6 +110,13 @@ def generate_expert_traj(
         with replacing(name if name.endswith(".npz") else f"{name}.npz", "npz") as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]
     return arrays
+
+
+def _is_in(env: GymEnv, venv: VecEnv | None) -> bool:
+    """Whether a vectorised environment is the same as ``env``, a wrapper of it, or has it among its environments."""
+    if venv is None:
+        return False
+    return env.unwrapped in (venv.unwrapped, *(each.unwrapped for each in getattr(venv.unwrapped, "envs", [])))
 
 
 def _play(model: BaseAlgorithm | Callable[[Any], Any], env: GymEnv, keep: Callable[[Any], Any]) -> Iterator[_Step]:

@@ -171,6 +171,29 @@ def test_an_old_file_s_last_steps_are_terminal_or_left_out_at_the_time_limit() -
     assert {step: row[4] for step, row in rows.items() if row[3]} == {2: 3, 9: 10}
 
 
+def test_without_final_observations_the_last_steps_of_truncated_trajectories_are_left_out() -> None:
+    arrays = new_arrays((4, 1, 3, 4), (False, True, True, False))
+    del arrays["final_obs"]
+    model = an_agent(Recorder(), n_steps=5)
+    quiet(arrays).to_replay_buffer(model)
+    rows = replayed(model)
+    assert set(rows) == set(range(12)) - {4, 7}
+    assert {step: row[2:4] for step, row in rows.items() if row[2] or row[3]} == {
+        3: (True, False),
+        6: (False, True),
+        11: (True, False),
+    }
+
+
+def test_observations_that_the_space_would_round_are_refused() -> None:
+    image = {"screen_height": 36, "screen_width": 36, "n_channels": 1, "discrete": True}
+    model = an_agent(make_vec_env(FakeImageEnv, 1, env_kwargs=image), "CnnPolicy", n_steps=3)
+    arrays = {"actions": np.zeros((6, 1), int), "obs": np.full((6, 36, 36, 1), 0.5), "rewards": np.zeros(6)}
+    arrays |= {"episode_returns": np.zeros(1), "episode_starts": np.arange(6) == 0}
+    with pytest.raises(ValueError, match="obs must be values of the observation space Box"):
+        quiet(arrays).to_replay_buffer(model)
+
+
 @pytest.mark.parametrize("action_space", SPACES, ids=str)
 def test_the_behaviour_is_about_the_action_taken_or_the_policys(action_space: spaces.Space[Any]) -> None:
     arrays = expert_of(action_space, 40)

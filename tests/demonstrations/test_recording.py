@@ -113,6 +113,14 @@ def test_an_agent_learns_first_and_goes_on_after() -> None:
     assert model.replay_buffer.latest().observations[0, 0, 0] == 0  # type: ignore[index]
 
 
+@pytest.mark.parametrize("is_own", [True, False])
+def test_an_agent_resets_the_environment_that_it_was_made_with_and_no_other(is_own: bool) -> None:
+    env = Recorder()
+    model = an_agent(env, n_steps=10).learn(10)
+    generate_expert_traj(model, env=env if is_own else Recorder(), n_episodes=1)
+    assert (model._last_obs is None) == is_own
+
+
 def test_an_agent_resets_its_environment_after_a_recording_that_was_interrupted() -> None:
     model = an_agent(Recorder(), n_steps=20).learn(20)
     predict, calls = model.predict, count()
@@ -249,6 +257,6 @@ def test_an_older_file_is_kept_if_writing_fails(tmp_path: Path, monkeypatch: pyt
     generate_expert_traj(lambda observation: 0, tmp_path / "expert", Constant(True), n_episodes=1)
     before = (tmp_path / "expert.npz").read_bytes()
     monkeypatch.setattr(np, "savez", fail)
-    with pytest.raises(OSError, match="an older file is kept: No space left"):
+    with pytest.raises(OSError, match="an older file, if there is one, is kept: No space left"):
         generate_expert_traj(lambda observation: 0, tmp_path / "expert", Constant(True), n_episodes=1)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"expert.npz": before}
