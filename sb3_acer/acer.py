@@ -18,6 +18,7 @@ from stable_baselines3.common.logger import configure
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
+from stable_baselines3.common.utils import FloatSchedule
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
 
 from sb3_acer import distributed
@@ -40,6 +41,7 @@ from sb3_acer.checks import (
     check_kwargs,
     check_number,
     check_seed,
+    check_verbose,
     constructor_arguments,
     require,
 )
@@ -180,7 +182,7 @@ class ACER(StableBaselinesInterface):
         policy_class = self._check_policy(policy)
         device = check_device("device", device)
         policy_kwargs = _with_optimizer(policy_class, check_kwargs("policy_kwargs", policy_kwargs))
-        verbose = check_integer("verbose", int(verbose) if isinstance(verbose, bool) else verbose, 0)
+        verbose = check_verbose("verbose", verbose)
         super().__init__(
             policy_class,
             cast(GymEnv, None),  # set below: the base class asserts what raises a ValueError here
@@ -190,10 +192,8 @@ class ACER(StableBaselinesInterface):
             batch_size=cast(int, batch_size),
             gamma=gamma,
             train_freq=(n_steps, "step"),
-            replay_buffer_class=cast(
-                type[ReplayBuffer], SequenceReplayBuffer if replay_buffer_class is None else replay_buffer_class
-            ),
-            replay_buffer_kwargs=check_kwargs("replay_buffer_kwargs", replay_buffer_kwargs),
+            replay_buffer_class=cast(type[ReplayBuffer], replay_buffer_class),
+            replay_buffer_kwargs=replay_buffer_kwargs,
             policy_kwargs=policy_kwargs,
             stats_window_size=stats_window_size,
             tensorboard_log=tensorboard_log,
@@ -251,7 +251,8 @@ class ACER(StableBaselinesInterface):
         make_schedule(self.learning_rate, self.lr_schedule_name)
         check_policy_kwargs(self.policy_kwargs, self.policy_class)
         of_buffer = ("buffer_size", "observation_space", "action_space", "device", "n_envs", "n_steps")
-        check_kwargs("replay_buffer_kwargs", self.replay_buffer_kwargs, self.replay_buffer_class, of_buffer)
+        kwargs = check_kwargs("replay_buffer_kwargs", self.replay_buffer_kwargs, self.replay_buffer_class, of_buffer)
+        self.replay_buffer_kwargs = kwargs
 
     def _check_burn_in(self) -> None:
         require(self.burn_in < self.n_steps, "burn_in", f"less than n_steps={self.n_steps}", self.burn_in)
@@ -333,7 +334,7 @@ class ACER(StableBaselinesInterface):
     def _check_learning_rate(self, progress_remaining: float) -> None:
         try:
             value = self.lr_schedule(progress_remaining)
-        except (TypeError, ValueError) as error:
+        except Exception as error:  # whatever the function raises
             rule = "a number, or a function that maps the remaining progress to one"
             raise ValueError(f"learning_rate must be {rule}, got {self.learning_rate!r}: {error}") from error
         check_number("learning_rate", value, 0, 10)
@@ -471,12 +472,15 @@ class ACER(StableBaselinesInterface):
         :param checkpoint_freq: steps of single environments between two checkpoints
         :param checkpoint_keep: number of checkpoints that are kept, the newest ones
         :raises ValueError: for an argument outside its range; and if an observation, a reward or a gradient is NaN,
-            infinite, or too large for float32. Agent, replay buffer and VecNormalize are as they were before that step,
-            and all can be saved. Also if masks leave no valid action in a state, or are for Box actions.
+            infinite, or too large for float32. Agent, replay buffer and VecNormalize are then as they were before that
+            step, after a gradient the parameters as before that update, and all can be saved. Also if masks leave no
+            valid action in a state, or are for Box actions.
         """
         self._require_ready("learn")
         self._check_arguments()  # again: attributes may have changed
         self._check_burn_in()
+        if isinstance(self.lr_schedule, FloatSchedule):  # and not a function that a program has assigned
+            self.lr_schedule = make_schedule(self.learning_rate, self.lr_schedule_name)
         n_steps = self.replay_buffer.n_steps
         require(self.n_steps == n_steps, "n_steps", f"{n_steps}, as when the agent was made", self.n_steps)
         total_timesteps = check_whole("total_timesteps", total_timesteps)
@@ -524,7 +528,7 @@ class ACER(StableBaselinesInterface):
             return True
         return self._n_rollouts % self._log_interval == 0 or self._n_rollouts in self._early_logs
 
-    def train(self, gradient_steps: int, batch_size: int) -> None:
+    def train(self, gradient_steps: int, batch_size: int | None = None) -> None:
         """
         One update on the latest rollout, then, once replay has started, Poisson(``replay_ratio``) updates on replayed
         ones, ``gradient_steps`` times.
@@ -549,7 +553,8 @@ class ACER(StableBaselinesInterface):
         self._n_rollouts += 1
         logs_now = self._logs_now()
         logged: list[dict[str, float]] = []
-        for batch in self._batches(gradient_steps, batch_size or self.n_envs, normalize):
+        batch_size = self.n_envs if batch_size is None else batch_size
+        for batch in self._batches(gradient_steps, batch_size, normalize):
             update = self.update(batch)
             self._n_updates += 1
             if logs_now:
@@ -638,7 +643,7 @@ class ACER(StableBaselinesInterface):
 
 
 def _with_optimizer(policy_class: type[ACERPolicy], policy_kwargs: dict[str, Any]) -> dict[str, Any]:
-    """A copy that names the policy's default optimiser: agents that name none were saved when all had RMSProp."""
+    """A copy in which the optimiser is named unless it is RMSProp, which saved agents that name none have."""
     policy_kwargs, default = _copied(policy_kwargs), policy_class.default_optimizer(policy_kwargs)
     return policy_kwargs if default is RMSpropTFLike else {"optimizer_class": default, **policy_kwargs}
 

@@ -25,6 +25,7 @@ from sb3_acer.checks import (
     check_observation_space,
     check_seed,
     check_subclass,
+    check_verbose,
     constructor_arguments,
     require,
 )
@@ -42,6 +43,10 @@ def _check_path(name: str, value: Any) -> Any:
     return value
 
 
+def _check_buffer_class(name: str, value: Any) -> Any:
+    return SequenceReplayBuffer if value is None else check_subclass(name, value, SequenceReplayBuffer)
+
+
 _SHARE: Rule = partial(check_number, low=0, high=1)
 _WEIGHT: Rule = partial(check_number, low=0, high=1e6)
 
@@ -57,7 +62,8 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("lr_schedule", "ent_schedule"), partial(check_choice, choices=SCHEDULES)),
     "seed": check_seed,
     "tensorboard_log": _or_none(_check_path),
-    "replay_buffer_class": partial(check_subclass, parent=SequenceReplayBuffer),
+    "replay_buffer_class": _check_buffer_class,
+    "verbose": check_verbose,
 }
 """
 Each returns the value that is used. Weights beyond 1e6 would soon overflow float32, and so many replayed batches after
@@ -214,7 +220,7 @@ def check_callback(name: str, value: Any) -> None:
 def check_env(env: Any) -> Any:
     """
     :return: the environment
-    :raises ValueError: if it is none
+    :raises ValueError: if it is not an environment
     """
     is_env = hasattr(env, "reset") and hasattr(env, "step") and not isinstance(env, type)
     rule = "an environment, or a VecEnv of stable-baselines3 (make_vec_env)"

@@ -37,6 +37,14 @@ def check_integer(name: str, value: Any, least: int = 1, most: int = MOST) -> in
     return int(value)
 
 
+def check_verbose(name: str, value: Any) -> int:
+    """
+    :return: how much is printed, 0 for nothing; True is 1
+    :raises ValueError: if it is no integer of at least 0
+    """
+    return check_integer(name, int(value) if isinstance(value, bool) else value, 0)
+
+
 def check_number(name: str, value: Any, low: float = 0.0, high: float = math.inf) -> float:
     """
     :return: the value, unchanged

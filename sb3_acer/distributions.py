@@ -556,7 +556,7 @@ class DiagonalGaussian(Family):
         size = int(np.prod(action_space.shape))
         precision = th.float64 if action_space.dtype == np.float64 else th.float32
         low, high = (th.as_tensor(bound.reshape(size), dtype=precision) for bound in (self.low, self.high))
-        bounded = low.isfinite() & high.isfinite() & (low < high)
+        bounded = (high - low).isfinite() & (low < high)
         centre = th.where(bounded, (low + high) / 2, 0.0)
         self._bounds = (low, high, centre, th.where(bounded, (high - low) / 2, 1.0))
         self.n_components = self.n_features = self.n_outputs = self.n_log_std = self.trace_root = size

@@ -102,8 +102,8 @@ class DuelingHead(nn.Module):
     """
     Stochastic dueling network: V(x), A(x, a), and Q~ by :func:`~sb3_acer.estimators.dueling`.
 
-    A has one hidden layer of W units, in which the latent features of the state meet the action. A has no bias, which
-    would cancel in Q~.
+    A has one hidden layer of W units, in which the latent features of the state meet the action. A's output has no
+    bias, since it would cancel in Q~.
 
     :param family: the family of the actions
     :param latent_dim: width of the latent features (L)
@@ -117,7 +117,7 @@ class DuelingHead(nn.Module):
     def __init__(self, family: Family, latent_dim: int, activation_fn: type[nn.Module] = nn.ReLU) -> None:
         super().__init__()
         self.family = family
-        self.activation = ACTIVATIONS[activation_fn]
+        self.activation_fn = activation_fn
         # A layer of [latent, action] as the sum of two layers, so that the latent features of a state are multiplied
         # once for all its actions. The first output of the first one is V.
         width = min(latent_dim, _WIDTH)
@@ -156,14 +156,14 @@ class DuelingHead(nn.Module):
             advantage
         :param rng: the source of the samples
         """
-        shape = actions.shape[:2]
+        shape, activation = actions.shape[:2], ACTIVATIONS[self.activation_fn]
         actions = actions.flatten(0, 1)
         n_rows = len(actions)
         noise = th.from_numpy(self.family.noise(rng, n_rows, 2 * n_samples)).to(stats.device)
         sampled = self.family.sample(stats[:n_rows], noise.transpose(0, 1))
         candidates, others = sampled[:n_samples], sampled[n_samples:]
         encoded = self.family.encode(th.cat((others, actions.unsqueeze(0), candidates))).to(outputs.dtype)
-        hidden = self.activation.overwriting(F.linear(encoded, self.action.weight).add_(outputs[:n_rows, 1:]))
+        hidden = activation.overwriting(F.linear(encoded, self.action.weight).add_(outputs[:n_rows, 1:]))
         advantages = (hidden @ self.advantage.weight[0]).t()
         values = self.values(outputs, stats)
         q_values = dueling(values[:n_rows], advantages[:, n_samples:], advantages[:, :n_samples])
@@ -173,7 +173,7 @@ class DuelingHead(nn.Module):
             q_gradient, n_learnt = q_gradient.flatten(), n_samples + 1
             advantage_gradient = th.cat(((q_gradient / -n_samples).expand(n_samples, -1), q_gradient.unsqueeze(0)))
             rows = advantage_gradient.unsqueeze(-1) * self.advantage.weight
-            hidden_gradient = self.activation.backward(rows, hidden[:n_learnt])
+            hidden_gradient = activation.backward(rows, hidden[:n_learnt])
             output_gradient = th.zeros_like(outputs)
             output_gradient[:n_rows, 0] = q_gradient
             if value_gradient is not None:

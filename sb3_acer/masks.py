@@ -80,7 +80,8 @@ def _keep_final_masks(env: gym.Env[Any, Any]) -> bool:
     """Make an environment add the masks of final observations to ``info``. False if it has no method for them."""
     if not callable(env.get_wrapper_attr(EXPECTED_METHOD_NAME)):
         return False
-    vars(env).setdefault("step", MethodType(step, env))
+    if getattr(env.step, "__func__", None) is type(env).step:  # unless a program has replaced it
+        vars(env)["step"] = MethodType(step, env)
     return True
 
 

@@ -21,13 +21,6 @@ class Activation(NamedTuple):
     of_array: Callable[[np.ndarray], np.ndarray]
     """the same of an array, in place"""
 
-    def __reduce__(self) -> Any:  # its functions cannot be pickled
-        return _activation, (next(module for module, own in ACTIVATIONS.items() if own is self),)
-
-
-def _activation(module: type[nn.Module]) -> Activation:
-    return ACTIVATIONS[module]
-
 
 def _tanh_overwriting(input: th.Tensor) -> th.Tensor:
     if input.is_cpu and input.dtype in (th.float32, th.float64) and not input.requires_grad:

@@ -186,11 +186,8 @@ class FlatParameters:
         :return: an optimiser of the vectors if it treats every number alike, else of the single parameters. Its
             ``zero_grad`` and ``step`` work as those of any optimiser, also if the gradients have been replaced.
         """
-        is_elementwise = optimizer_class in ELEMENTWISE
-        tensors = self.vectors if is_elementwise else self.parameters
+        tensors = self.vectors if optimizer_class in ELEMENTWISE else self.parameters
         self._optimized = learnt = [tensor for tensor in tensors if tensor.requires_grad]
-        if not is_elementwise:
-            return optimizer_class(learnt, lr=lr, **kwargs)
         if optimizer_class in FUSED and not {"fused", "foreach", "capturable", "differentiable"} & set(kwargs):
             kwargs = {**kwargs, "fused": all(vector.is_floating_point() for vector in learnt)}
         if optimizer_class is RMSpropTFLike and not {"momentum", "centered", "weight_decay"} & set(kwargs):
@@ -201,15 +198,14 @@ class FlatParameters:
 
     def connect(self, optimizer: th.optim.Optimizer) -> None:
         """
-        Make an optimiser of the vectors collect and zero the gradients of the single parameters. A copy of an optimiser
-        has to be connected again.
+        Make an optimiser collect and zero the gradients of the single parameters, and leave frozen ones as they are. A
+        copy of an optimiser has to be connected again.
 
-        :param optimizer: of the vectors; for one of the single parameters there is nothing to do
+        :param optimizer: of the vectors, or of the single parameters
         """
-        if any(parameter is vector for parameter in optimizer.param_groups[0]["params"] for vector in self.vectors):
-            optimizer.zero_grad = self.zero_grad  # type: ignore[method-assign]
-            optimizer.register_step_pre_hook(self._before_step)
-            optimizer.register_step_post_hook(self._after_step)
+        optimizer.zero_grad = self.zero_grad  # type: ignore[method-assign]
+        optimizer.register_step_pre_hook(self._before_step)
+        optimizer.register_step_post_hook(self._after_step)
 
     def _before_step(self, *_: Any) -> None:
         """Collect the gradients, and keep copies of the parameters that are frozen by now."""

@@ -556,6 +556,8 @@ def test_arguments_that_load_cannot_replace_are_refused(tmp_path: Path) -> None:
             ACER.load(tmp_path / "agent", **arguments)
     with pytest.raises(ValueError, match="lr_schedule must be one of"):
         ACER.load(tmp_path / "agent", lr_schedule=lambda progress: 1e-3)
+    with pytest.raises(ValueError, match="verbose must be an integer of at least 0, got 'x'"):
+        ACER.load(tmp_path / "agent", verbose="x")
     small(buffer_size=40).save(tmp_path / "with buffer", include=["replay_buffer"])
     assert ACER.load(tmp_path / "with buffer", buffer_size=40).replay_buffer.buffer_size == 40
     (tmp_path / "old.pkl").write_bytes(b"old")
@@ -953,6 +955,7 @@ def test_every_action_reaches_the_environment_as_an_element_of_its_space(action_
         ),
         ({"learning_rate": lambda progress: "fast"}, "learning_rate must be a number, or a function .*, got <fun"),
         ({"learning_rate": lambda progress, step: 1e-3}, "learning_rate must be a number, or a function .*, got <fun"),
+        ({"learning_rate": lambda progress: 1 / (1 - progress)}, "learning_rate must be a number.*: float division by"),
         (
             {"policy_kwargs": {"optimizer_kwargs": {"alpha": "x"}}},
             "optimizer_kwargs must fit RMSpropTFLike, got {'alpha': 'x'",
@@ -1031,6 +1034,25 @@ def test_train_makes_as_many_updates_as_it_is_told(tmp_path: Path) -> None:
     for steps in (0, 1.5):
         with pytest.raises(ValueError, match=f"gradient_steps must be an integer of at least 1, got {steps}"):
             model.train(steps, 4)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="batch_size must be an integer of at least 1, got 0"):
+        model.train(50, 0)
+
+
+def test_a_batch_has_a_sequence_for_each_environment_unless_told_otherwise() -> None:
+    first, second = (trained(replay_ratio=3, lr_schedule="constant", seed=0) for _ in range(2))
+    first.train(5)
+    second.train(5, first.n_envs)
+    assert th.equal(flat(first), flat(second))
+
+
+def test_a_learning_rate_assigned_between_two_calls_counts() -> None:
+    model = trained(lr_schedule="constant", learning_rate=1e-3)
+    rate = model.policy.optimizer.param_groups[0]
+    assert rate["lr"] == 1e-3
+    model.learning_rate = 1e-5
+    assert model.learn(20).policy.optimizer.param_groups[0]["lr"] == 1e-5
+    model.lr_schedule = lambda remaining: 2e-4  # as with SB3's algorithms
+    assert model.learn(20).policy.optimizer.param_groups[0]["lr"] == 2e-4
 
 
 def test_without_a_seed_training_follows_the_global_one() -> None:

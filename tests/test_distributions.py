@@ -651,6 +651,12 @@ def test_an_encoded_vector_is_clipped_to_the_bounds_and_scaled(space: Space, rng
     close(family.encode(actions)[:, ~bounded], actions.clamp(low, high)[:, ~bounded])
 
 
+def test_bounds_whose_distance_is_infinite_in_float32_count_as_none() -> None:
+    largest = float(np.finfo(np.float32).max)
+    actions = th.tensor([[-2.0], [0.0], [2.0]])
+    close(make_family(spaces.Box(-largest, largest, (1,))).encode(actions), actions)
+
+
 def test_a_component_with_one_value_is_encoded_as_this_value() -> None:
     family = make_family(spaces.Box(np.array([-1.0, 2.0]), np.array([1.0, 2.0]), dtype=np.float32))
     assert family.encode(th.tensor([[0.5, 7.0], [-3.0, 2.0]])).tolist() == [[0.5, 2.0], [-1.0, 2.0]]

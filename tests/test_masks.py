@@ -3,6 +3,7 @@ Masks of invalid actions: an update with masks is that of the smaller problem wi
 is what is stored and replayed.
 """
 
+import pickle
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
@@ -469,6 +470,17 @@ def test_where_the_mask_of_a_final_observation_is_not_known_all_its_actions_coun
     assert len(batch.final_masks)
     assert bool(batch.final_masks.all())
     assert not bool(th.as_tensor(batch.masks).all())
+
+
+def test_a_pickled_environment_has_masks_of_final_observations_too() -> None:
+    agent = make_agent(doors(1))
+    agent.learn(60)
+    (trained_in,) = agent.env.envs  # type: ignore[union-attr]
+    other = make_agent(DummyVecEnv([lambda: pickle.loads(pickle.dumps(trained_in))]))
+    other.learn(120)
+    final_masks = every_sequence(other).final_masks
+    assert final_masks is not None
+    assert not bool(final_masks.all())
 
 
 @pytest.mark.parametrize("first", [True, False])

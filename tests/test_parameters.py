@@ -115,6 +115,10 @@ class ByShape(th.optim.SGD):
         return super().step(closure)
 
 
+class OwnAdam(th.optim.Adam):
+    """A user's optimiser with moments, which move a parameter whose gradient is 0."""
+
+
 def test_another_optimizer_gets_the_single_parameters() -> None:
     network, same = a_network(), a_network()
     flat = FlatParameters(network)
@@ -191,7 +195,7 @@ def test_a_parameter_that_an_update_does_not_reach_stays() -> None:
         assert (network.unused == 1).all()  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("optimizer_class", [RMSpropTFLike, th.optim.Adam, ByShape])
+@pytest.mark.parametrize("optimizer_class", [RMSpropTFLike, th.optim.Adam, ByShape, OwnAdam, th.optim.ASGD])
 def test_a_parameter_that_is_frozen_before_or_later_stays(optimizer_class: Callable[..., th.optim.Optimizer]) -> None:
     network = a_network()
     network[0].weight.requires_grad_(False)

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_acer.buffer import SequenceReplayBuffer
-from sb3_acer.checks import check_boolean, check_choice, check_integer, check_number, require
+from sb3_acer.checks import check_boolean, check_choice, check_integer, check_number, check_verbose, require
 from sb3_acer.demonstrations.recording import END_KEYS, KEYS, MASK_KEYS, read_image, require_no_dict
 from sb3_acer.distributions import Categorical
 from sb3_acer.frames import find_frame_stack
@@ -66,7 +66,7 @@ class ExpertDataset:
         batch_size = check_integer("batch_size", batch_size)
         check_boolean("randomize", randomize)
         check_integer("traj_limitation", traj_limitation, -1)
-        check_integer("verbose", int(verbose) if isinstance(verbose, bool) else verbose, 0)
+        check_verbose("verbose", verbose)
         arrays = _read(expert_path, traj_data)
         starts = _check(arrays)
         is_valid = traj_limitation == -1 or 1 <= traj_limitation <= len(starts)

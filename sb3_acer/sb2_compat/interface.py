@@ -83,7 +83,6 @@ class StableBaselinesInterface(ResumableAlgorithm):
         :param mask: stable-baselines' name for ``episode_start``, not for ``action_masks``
         :raises ValueError: also if both are given
         """
-        check_boolean("deterministic", deterministic)
         if mask is not None and episode_start is not None:
             raise ValueError("mask is another name for episode_start: one of them must be None, got both")
         if mask is not None:
