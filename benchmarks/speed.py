@@ -1,5 +1,6 @@
 """
-What small networks cost, on one thread, everything in one process and by interleaved runs in seconds of processor time:
+What small networks cost, on one thread, in seconds of processor time; all but `training` in one process and by
+interleaved runs:
 
 - programs: environment steps per second of ACER over those of SB3's A2C, or of sb3-contrib's RecurrentPPO for an LSTM,
   and where ACER's time goes
@@ -270,6 +271,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4000, help="environment steps of a run")
     parser.add_argument("--experiments", nargs="+", metavar="NAME", default=TIMED, choices=EXPERIMENTS, help="to train")
     options = parser.parse_args()
+    if unknown := set(options.benchmarks) - set(names):
+        parser.error(f"benchmarks must be among {', '.join(names)}, got {', '.join(unknown)}")
     th.set_num_threads(1)
     for name in options.benchmarks or names:
         if name == "training":

@@ -67,7 +67,14 @@ class Evaluation(NamedTuple):
     """
 
 
-def _split_net_arch(net_arch: list[int] | Mapping[str, list[int]]) -> tuple[list[int], list[int]]:
+def default_net_arch(features_extractor_class: type[BaseFeaturesExtractor]) -> list[int]:
+    """
+    :return: widths of the hidden layers behind a features extractor
+    """
+    return [] if issubclass(features_extractor_class, NatureCNN) else [64, 64]
+
+
+def split_net_arch(net_arch: list[int] | Mapping[str, list[int]]) -> tuple[list[int], list[int]]:
     """Widths of the policy network and of the Q network, which other policies of SB3 call ``vf``."""
     if isinstance(net_arch, list) and len(net_arch) == 1 and isinstance(net_arch[0], dict):
         warnings.warn(
@@ -189,7 +196,7 @@ class ACERPolicy(PredictionInterface):
             optimizer_kwargs=optimizer_kwargs,
         )
         if net_arch is None:
-            net_arch = [] if issubclass(self.features_extractor_class, NatureCNN) else [64, 64]
+            net_arch = default_net_arch(self.features_extractor_class)
         self.net_arch = net_arch
         self.activation_fn = activation_fn
         self.ortho_init = ortho_init
@@ -269,7 +276,7 @@ class ACERPolicy(PredictionInterface):
         self._shares_state = self.q_recurrent is self.pi_recurrent
         self.state_size = self.pi_recurrent.state_size + (0 if self._shares_state else self.q_recurrent.state_size)
         pi_dim, q_dim = self.pi_recurrent.output_size, self.q_recurrent.output_size
-        pi_arch, q_arch = _split_net_arch(self.net_arch)
+        pi_arch, q_arch = split_net_arch(self.net_arch)
         self.pi_net = nn.Sequential(*create_mlp(pi_dim, -1, pi_arch, self.activation_fn))
         self.q_net = nn.Sequential(*create_mlp(q_dim, -1, q_arch, self.activation_fn))
         self.pi_head = nn.Linear((pi_arch or [pi_dim])[-1], self.family.n_outputs)

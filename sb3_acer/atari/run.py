@@ -66,7 +66,13 @@ class Run(StopOnSignal):
 
 def make_parser() -> argparse.ArgumentParser:
     def whole(text: str) -> int:
-        return int(float(text))  # 1e7
+        number = float(text)  # 1e7
+        if not number.is_integer():
+            raise argparse.ArgumentTypeError(f"must be a whole number, got {text!r}")
+        return int(number)
+
+    def interval(text: str) -> int | str:
+        return text if text == "auto" else whole(text)
 
     parser = argparse.ArgumentParser(
         "sb3-acer run-atari",
@@ -79,7 +85,13 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0, help="seed of all random numbers")
     parser.add_argument("--num-timesteps", type=whole, default=10_000_000, help="steps of all games together")
     parser.add_argument("--policy", choices=POLICIES, default="cnn", help="network of the policy")
-    parser.add_argument("--lr_schedule", "--lr-schedule", choices=["constant", "linear"], default="constant")
+    parser.add_argument(
+        "--lr_schedule",
+        "--lr-schedule",
+        choices=["constant", "linear"],
+        default="constant",
+        help="schedule of the learning rate (default: acer.yml's, linear; %(default)s with --stable-baselines)",
+    )
     parser.add_argument(
         "--stable-baselines", action="store_true", help="settings of stable-baselines instead of acer.yml's"
     )
@@ -88,7 +100,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--save-freq", type=whole, default=500_000, help="environment steps between checkpoints")
     parser.add_argument(
         "--log-interval",
-        type=lambda text: text if text == "auto" else whole(text),
+        type=interval,
         default="auto",
         help="rollouts between logs; auto: the first, the tenth, and every 100th, or 20 logs of a short run",
     )
@@ -131,6 +143,8 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, Path]:
             f"sb3-acer run-atari: {folder} has no checkpoint to resume from: --env and --logdir name another run, or "
             "this one ended before its first checkpoint and can be started again without --resume"
         )
+    if not (folder / SETTINGS).exists():
+        sys.exit(f"sb3-acer run-atari: --logdir must be the folder of a run of run-atari, got {folder}")
     parser.set_defaults(**json.loads((folder / SETTINGS).read_text()))
     return parser.parse_args(arguments), folder
 

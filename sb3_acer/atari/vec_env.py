@@ -263,7 +263,7 @@ class AtariVecEnv(VecEnv):
         return {
             "origin": (self._game_seeds, self._n_games, [np.array(actions, np.uint8) for actions in self._played]),
             "attributes": {name: np.copy(getattr(self, name)) for name in _COPIED},
-            "others": (self._seeds.copy(), self._options.copy(), self.t_start, self.reset_infos),
+            "others": (self._seeds.copy(), self._options.copy(), self.t_start, list(self.reset_infos)),
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -271,9 +271,11 @@ class AtariVecEnv(VecEnv):
         Play the games of a state up to it.
 
         :param state: what :meth:`get_state` returned
-        :raises ValueError: if the games end up in another state, because the environments have other arguments
+        :raises ValueError: if it is of another number of games, and if the games end up in another state, because the
+            environment has other arguments
         """
         seeds, n_games, played = state["origin"]
+        require(len(played) == self.num_envs, "state", f"of {self.num_envs} games", f"one of {len(played)}")
         lengths, no_seeds = np.array(list(map(len, played))), np.full(self.num_envs, -1)
         observations, _ = self._begin(np.ones(self.num_envs, bool), no_seeds)
         # Games begin one after another, so that all get to their last action at the same time. Until then they are
@@ -293,7 +295,8 @@ class AtariVecEnv(VecEnv):
         for name, value in state["attributes"].items():
             setattr(self, name, value.copy())
         self._played = [actions.tolist() for actions in played]
-        self._seeds, self._options, self.t_start, self.reset_infos = state["others"]
+        self._seeds, self._options, self.t_start, reset_infos = state["others"]
+        self.reset_infos = list(reset_infos)
 
     def step_async(self, actions: np.ndarray) -> None:
         actions = np.asarray(actions, np.int64).reshape(self.num_envs)

@@ -345,6 +345,8 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--obs-rms", type=Path, help="file with statistics of the observations (obs_rms.pkl)")
     parser.add_argument("--env", help="environment whose spaces replace the saved ones")
     options = parser.parse_args(arguments)
+    if not options.new.name:
+        parser.error(f"NEW must be the path of a file, got {options.new}")
     new = options.new if options.new.suffix else options.new.with_suffix(".zip")
     statistics = new.with_suffix("") / "vecnormalize.pkl"
     # An agent that was saved with verbose=1 prints when it is made.

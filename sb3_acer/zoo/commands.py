@@ -75,9 +75,9 @@ def newest_agent(folder: str, env_name: str) -> int:
 
 
 def saved_agents(folder: str) -> dict[Any, tuple[str, str]]:
-    """The zoo's ``get_trained_models``, but of the runs that have an agent."""
-    runs = get_trained_models(folder).items()
-    found = {name: run for name, run in runs if newest_agent(f"{folder}/{run[0]}", EnvironmentName(run[1]))}
+    """The zoo's ``get_trained_models``, but of the runs that have an agent, and with names that folders have too."""
+    runs = {name: (algo, EnvironmentName(env_id)) for name, (algo, env_id) in get_trained_models(folder).items()}
+    found = {name: run for name, run in runs.items() if newest_agent(f"{folder}/{run[0]}", run[1])}
     require(bool(found), "--log-dir", "a folder with a saved agent", folder)
     return found
 
@@ -138,7 +138,7 @@ def value_of(arguments: list[str], *option: str, **kwargs: Any) -> Any:
 
 def check_play(name: str, arguments: list[str]) -> None:
     """Exit with one line if the number of steps, environments or threads that an agent is played with is wrong."""
-    parser = argparse.ArgumentParser(f"sb3-acer {name}", add_help=False)
+    parser = argparse.ArgumentParser(f"sb3-acer {name}", argparse.SUPPRESS, add_help=False)
     parser.add_argument("-name")  # of push-to-hub: else it would be read as -n ame
     parser.add_argument("-n", "--n-timesteps", type=int)
     parser.add_argument("--n-envs", type=int)
@@ -172,7 +172,7 @@ def run_module(name: str, defaults: list[str], arguments: list[str]) -> None:
 
 def split_packages(arguments: list[str]) -> tuple[list[str], list[str]]:
     """The modules of ``--gym-packages``, and the other arguments."""
-    parser = argparse.ArgumentParser("sb3-acer", add_help=False, allow_abbrev=False)
+    parser = argparse.ArgumentParser("sb3-acer", argparse.SUPPRESS, add_help=False, allow_abbrev=False)
     parser.add_argument("--gym-packages", nargs="+", default=[])
     options, others = parser.parse_known_args(arguments)
     return options.gym_packages, others
@@ -184,6 +184,7 @@ def call(program: Sequence[str], gym_packages: Sequence[str] = (), **kwargs: Any
     Python and know ACER, and they get ``--gym-packages``.
     """
     packages = ["--gym-packages", *gym_packages] if gym_packages else []
+    program = [getattr(part, "gym_id", part) for part in program]  # of an EnvironmentName
     for script, name in (("enjoy.py", "enjoy"), ("rl_zoo3.record_video", "record-video")):
         if script in program[:3]:
             sys.stdout.flush()
@@ -211,7 +212,8 @@ def train(arguments: list[str]) -> None:
 
 
 def train_on_rank(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser("sb3-acer train", add_help=False, allow_abbrev=False)
+    hidden = argparse.SUPPRESS  # the usage, which would have these arguments alone
+    parser = argparse.ArgumentParser("sb3-acer train", hidden, add_help=False, allow_abbrev=False)
     parser.add_argument("--checkpoint-freq", type=int)
     parser.add_argument("--resume", action="store_true")
     own, rest = parser.parse_known_args(arguments or FIRST_RUN)
@@ -225,11 +227,13 @@ def train_on_rank(arguments: list[str]) -> None:
         if resumed is None and own.resume:
             sys.exit(f"sb3-acer train: {folder}/{algo} has no run of {env_id} with a checkpoint to resume from")
     if resumed is not None:
-        own, rest = parser.parse_known_args([*json.loads((resumed / ARGUMENTS).read_text()), *arguments])
+        saved = json.loads((resumed / ARGUMENTS).read_text())
+        own, rest = parser.parse_known_args([*saved, *arguments])
         settings = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-        settings.add_argument("-params", "--hyperparams", nargs="+", action="extend", default=[])
-        both, rest = settings.parse_known_args(rest)  # the run's and those given now, which come last and count
-        rest = [*rest, *(["-params", *both.hyperparams] if both.hyperparams else [])]
+        settings.add_argument("-params", "--hyperparams", nargs="+", default=[])  # of two the last counts
+        before, now = (settings.parse_known_args(each)[0].hyperparams for each in (saved, arguments))
+        rest = settings.parse_known_args(rest)[1]
+        rest = [*rest, *(["-params", *before, *now] if before or now else [])]
     if world_size() > 1:
         rest = [*rest, f"--seed={from_first(seed_of(rest))}"]
     if own.checkpoint_freq is not None and own.checkpoint_freq < 1:
@@ -300,11 +304,14 @@ def tune(arguments: list[str]) -> None:
       postgresql+psycopg://USER:PASSWORD@HOST/DATABASE  a server: pip install "psycopg[binary]"
       mysql+pymysql://USER:PASSWORD@HOST/DATABASE       a server: pip install pymysql
     """
-    runs_parser = argparse.ArgumentParser("sb3-acer tune", add_help=False, allow_abbrev=False)
+    hidden = argparse.SUPPRESS  # the usage, which would have this argument alone
+    runs_parser = argparse.ArgumentParser("sb3-acer tune", hidden, add_help=False, allow_abbrev=False)
     runs_parser.add_argument("--n-runs", type=int, default=1)
     runs, arguments = runs_parser.parse_known_args(arguments)  # the only argument that is not the zoo's
     if runs.n_runs < 1:
         runs_parser.error(f"--n-runs must be at least 1, got {runs.n_runs}")
+    if value_of(arguments, "-i", "--trained-agent") is not None:
+        sys.exit("sb3-acer tune: -i must be left out: trials begin with new agents")
     parser = experiment_parser()
     parser.add_argument("--storage")
     parser.add_argument("--study-name")
@@ -358,7 +365,8 @@ def plot_train(arguments: list[str]) -> None:
     from rl_zoo3.plots import plot_train
 
     runs, env_names = runs_to_plot("plot-train", arguments, "*.monitor.csv")
-    episodes = [load_results(str(run)) for run in runs]
+    shown = value_of(arguments, "-max", "--max-timesteps", type=int, default=sys.maxsize)
+    episodes = [each[each.l.cumsum() <= shown] for each in (load_results(str(run)) for run in runs)]
     successes = value_of(arguments, "-y", "--y-axis") == "success"
     if runs and successes and not any("is_success" in each for each in episodes):  # the zoo would draw no line
         sys.exit(f"sb3-acer plot-train: {runs[0]} must have episodes with is_success for -y success, got none")
@@ -366,9 +374,10 @@ def plot_train(arguments: list[str]) -> None:
     fitting = min(fitting_window(shortest), max(shortest, 1))
     window = value_of(arguments, "-w", "--episode-window", type=int, default=fitting)
     if runs and not shortest:
-        sys.exit(f"sb3-acer plot-train: {runs[0]} must have a finished episode, got none")
-    if window > shortest > 0:  # the zoo would draw no line
-        sys.exit(f"sb3-acer plot-train: -w must be at most {shortest}, the episodes of the shortest run, got {window}")
+        sys.exit(f"sb3-acer plot-train: {runs[0]} must have a finished episode before -max, got none")
+    if runs and not 1 <= window <= shortest:  # the zoo would draw no line
+        rule = f"from 1 to {shortest}, the episodes of the shortest run"
+        sys.exit(f"sb3-acer plot-train: -w must be {rule}, got {window}")
     plot("plot-train", plot_train, [*SAVED_LOGS, "-w", str(window)], [*arguments, "-e", *env_names])
 
 

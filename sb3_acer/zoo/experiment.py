@@ -10,10 +10,9 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext, redirect_stdout
+from contextlib import nullcontext
 from copy import copy
 from functools import partial
-from io import StringIO
 from pathlib import Path
 from typing import Any, cast
 from unittest.mock import patch
@@ -133,6 +132,11 @@ class Experiment(ExperimentManager):
         if self.trial_id is not None:
             is_found = self.storage is not None and self.study_name is not None
             require(is_found, "--trial-id", "given with --storage and --study-name", self.trial_id)
+            assert self.storage is not None
+            require(self.trial_id >= 0, "--trial-id", "the number of a trial", self.trial_id)
+            is_journal = self.storage.endswith(".log")
+            is_there = Path(self.storage).is_file() if is_journal else bool(open_storage(self.storage))
+            require(is_there, "--storage", "the file of a study", self.storage)
             self.trial_id = TrialNumber(self.trial_id)
         if self.resumed is not None:
             self.save_path = str(self.resumed)
@@ -156,6 +160,7 @@ class Experiment(ExperimentManager):
             settings.update({name: _number_of(value) for name, value in settings.items()})
         if self.resumed is not None:
             self._require_same_settings(saved)
+        self.saved_hyperparams = saved
         return used, saved
 
     @staticmethod
@@ -246,7 +251,6 @@ class Experiment(ExperimentManager):
             ) from error
 
     def _save_config(self, saved_hyperparams: dict[str, Any]) -> None:
-        self.saved_hyperparams = saved_hyperparams
         if self.resumed is None:
             self._save_settings()
 
@@ -359,9 +363,7 @@ class Experiment(ExperimentManager):
             sys.exit(f"No best trial: {error}")
         if self.storage and self.algo == "acer":
             study = optuna.load_study(storage=open_storage(self.storage), study_name=self.study_name)
-            with redirect_stdout(StringIO()):  # it has been printed
-                hyperparams, _ = self.read_hyperparameters()
-            entry = entry_of(self.env_name.gym_id, hyperparams, study.best_trial.params)
+            entry = entry_of(self.env_name.gym_id, self.saved_hyperparams, study.best_trial.params)
             print(f"Its settings, as an entry for a file of -conf:\n\n{entry}")
 
     def save_trained_model(self, model: BaseAlgorithm) -> None:

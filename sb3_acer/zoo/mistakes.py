@@ -68,8 +68,7 @@ def in_one_line(command: str) -> Iterator[None]:
         below = [*frames[2:], frames[-1]]  # the first two are those of the `with` statement
         if not all(map(_is_of_library, below)) or any(frame.name in ("learn", "objective") for frame in frames):
             raise
-        filenames = frames[-1].filename, getattr(error, "filename", None)  # the latter of a SyntaxError
-        sys.exit(f"sb3-acer {command}: {explained(error, TEXT_OF_AN_ARGUMENT in filenames)}")
+        sys.exit(f"sb3-acer {command}: {explained(error)}")
 
 
 def _is_of_library(frame: traceback.FrameSummary) -> bool:
@@ -92,14 +91,15 @@ def check_counts(options: argparse.Namespace, counts: Collection[str], **or_defa
         require(follows, f"--{name.replace('_', '-')}", f"at least 1{default}", number)
 
 
-def explained(error: Exception, in_argument: bool = False) -> str:
+def explained(error: Exception) -> str:
     """
-    :param error: of a library
-    :param in_argument: whether it is of an argument's text, which the zoo evaluates
+    :param error: of a library, that was raised
     :return: what was wrong, and what to type
     """
     text = str(error) or type(error).__name__
-    if in_argument:
+    files = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
+    # The text of an argument is evaluated by the zoo; the filename is that of a SyntaxError.
+    if TEXT_OF_AN_ARGUMENT in (files[-1].name, getattr(error, "filename", None)):
         rule = "hyperparameters and the like must be KEY:VALUE with values of Python, strings in quotes"
         return f"{rule}: {text}. In a shell: -params \"policy:'MlpLstmPolicy'\""
     if isinstance(error, gym.error.DependencyNotInstalled):
@@ -115,9 +115,10 @@ def explained(error: Exception, in_argument: bool = False) -> str:
         return f"{text}. --gym-packages, env_wrapper and the like must name modules in this folder, or installed ones"
     if isinstance(error, FileNotFoundError) and str(error.filename).endswith(".yml"):
         return f"{text}. -conf must name a file of hyperparameters with an entry for the environment"
-    if text.startswith("min()"):  # of its plots
+    of_plots = any(file.parts[-3:-1] == ("rl_zoo3", "plots") for file in files)
+    if of_plots and text.startswith("min()"):
         return "the file must have at least two runs of each agent"
-    if "inhomogeneous" in text:
+    if of_plots and "inhomogeneous" in text:
         return "the runs of one agent must have been evaluated with the same --eval-episodes"
     other = re.match(r"ACER has no argument '(\w+)'; it has ", text)
     near = get_close_matches(other[1], SETTINGS, n=1, cutoff=0.8) if other else []
@@ -127,8 +128,10 @@ def explained(error: Exception, in_argument: bool = False) -> str:
     if key:
         return f"-k must be results, ep_lengths, or successes if the environment tells them, got {key[1]!r}"
     if isinstance(error, KeyError):
-        is_id = re.search(r"-v\d+$", str(error.args[0])) is not None
-        return unknown_environment(str(error.args[0])) if is_id else f"the settings must have {text}"
+        if re.search(r"-v\d+$", str(error.args[0])):
+            return unknown_environment(str(error.args[0]))
+        name = files[-1].name
+        return f"the settings must have {text}" if "rl_zoo3" in files[-1].parts else f"{name} does not know {text}"
     if "render_mode" in text:
         return f"{text}. An environment that cannot draw itself is played with enjoy --no-render"
     return text

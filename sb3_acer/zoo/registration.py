@@ -17,7 +17,7 @@ from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from stable_baselines3.common.utils import ConstantSchedule
 
 from sb3_acer import ACER
-from sb3_acer.policies import ACERPolicy
+from sb3_acer.policies import ACERPolicy, default_net_arch, split_net_arch
 
 NET_ARCHS = {"small": [64, 64], "medium": [256, 256]}
 ZOO_SCHEDULES = (ConstantSchedule, SimpleLinearSchedule)  # which the zoo makes of 1e-3 and lin_1e-3
@@ -173,17 +173,19 @@ def nearest_trial(hyperparams: dict[str, Any], n_envs: int) -> dict[str, Any]:
     """
     values = defaults_of(ACER) | hyperparams | {"n_envs": n_envs}
     given = values["policy_kwargs"] or {}
-    policy_class = ACER.policy_aliases.get(values.get("policy", ""), ACERPolicy)
-    optimizer = cast(type[ACERPolicy], policy_class).default_optimizer(given)
-    options = defaults_of(ACERPolicy) | {"optimizer_class": optimizer} | given
+    policy = hyperparams.get("policy", ACERPolicy)
+    policy_class = cast(type[ACERPolicy], policy if isinstance(policy, type) else ACER.policy_aliases[policy])
+    options = defaults_of(ACERPolicy) | {"optimizer_class": policy_class.default_optimizer(given)} | given
     learning_rate = values["learning_rate"]
     if isinstance(learning_rate, SimpleLinearSchedule):
         values["lr_schedule"] = "linear"
-    layers = options["net_arch"] or NET_ARCHS["small"]
+    extractor = options["features_extractor_class"] or policy_class.default_features_extractor
+    layers = default_net_arch(extractor) if options["net_arch"] is None else options["net_arch"]
+    of_pi, of_q = split_net_arch(layers)
     values |= {
         "batch_size": values["batch_size"] or n_envs,
         "learning_rate": learning_rate(1.0) if isinstance(learning_rate, ZOO_SCHEDULES) else learning_rate,
-        "net_arch": key_of(layers.get("pi") if isinstance(layers, dict) else layers, NET_ARCHS),
+        "net_arch": key_of(of_pi, NET_ARCHS) if of_pi == of_q else None,
         "activation_fn": key_of(options["activation_fn"], ACTIVATIONS),
         "optimizer": key_of(options["optimizer_class"], OPTIMIZERS),
         "log_std_init": options["log_std_init"],

@@ -186,7 +186,7 @@ def test_a_run_prints_progress_from_the_start(tmp_path: Path, capsys: pytest.Cap
     assert "nan" not in printed
 
 
-def test_what_cannot_be_run_ends_with_one_line(tmp_path: Path) -> None:
+def test_what_cannot_be_run_ends_with_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="has no checkpoint to resume from"):
         resume(tmp_path)
     with pytest.raises(SystemExit, match="run-atari: env_id must be the id of an Atari game"):
@@ -196,7 +196,16 @@ def test_what_cannot_be_run_ends_with_one_line(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="run-atari: seed must be an integer of at least 0, got -4"):
         run(tmp_path, "--seed=-4")
     assert not list(tmp_path.iterdir())
+    for argument in ("--num-timesteps=2.5", "--num-timesteps=inf", "--n-envs=1.5", "--log-interval=often"):
+        with pytest.raises(SystemExit, match="2"):
+            run(tmp_path, argument)
+        name, value = argument.split("=")
+        assert f"argument {name}: " in (said := capsys.readouterr().err.splitlines()[-1])
+        assert value in said
     run(tmp_path)
+    (tmp_path / "run-atari.json").rename(tmp_path / "others.json")
+    with pytest.raises(SystemExit, match="--logdir must be the folder of a run of run-atari, got"):
+        resume(tmp_path)
     with pytest.raises(SystemExit, match="continue it with --resume, or use another --logdir"):
         run(tmp_path)
 

@@ -488,6 +488,20 @@ def test_games_continue_in_another_environment(monkeypatch: pytest.MonkeyPatch) 
     assert (first._n_games <= 3).all()
 
 
+def test_a_state_is_a_copy_and_of_one_number_of_games() -> None:
+    env = AtariVecEnv("pong", 2, seed=3, max_frames=40, screen_size=36, noop_max=9)
+    env.reset()
+    state = env.get_state()
+    before = pickle.dumps(state)
+    list(random_steps(env, 30))
+    assert pickle.dumps(state) == before
+    env.set_state(state)
+    list(random_steps(env, 30))
+    assert pickle.dumps(state) == before
+    with pytest.raises(ValueError, match="state must be of 3 games, got 'one of 2'"):
+        AtariVecEnv("pong", 3, screen_size=36).set_state(state)
+
+
 def test_a_state_is_known_only_of_games_with_seeds_and_without_sticky_actions() -> None:
     env = AtariVecEnv("pong", 1)
     env.reset()

@@ -239,6 +239,8 @@ def test_the_command_does_not_write_over_the_old_agent(tmp_path: Path) -> None:
     old = old.rename(tmp_path / "agent.zip")  # stable-baselines' own suffix may be left out
     with pytest.raises(SystemExit):
         main([str(tmp_path / "agent"), str(tmp_path / "agent")])
+    with pytest.raises(SystemExit):
+        main([str(tmp_path / "agent"), "."])
     assert old.read_bytes() == (AGENTS / "CartPole-v1.pkl").read_bytes()
 
 

@@ -150,8 +150,12 @@ def test_a_run_without_a_finished_episode_is_one_line(tmp_path: Path) -> None:
     other = run.with_name("CartPole-v1_2")
     other.mkdir()
     (other / "0.monitor.csv").write_text('#{"t_start": 0.0, "env_id": "CartPole-v1"}\nr,l,t\n9.0,9,0.1\n')
-    with pytest.raises(SystemExit, match=re.escape("-w must be at most 1, the episodes of the shortest run, got 2")):
-        commands.main(["plot-train", "-f", str(tmp_path), "-w", "2"])
+    for window in ("0", "2"):
+        rule = f"-w must be from 1 to 1, the episodes of the shortest run, got {window}"
+        with pytest.raises(SystemExit, match=re.escape(rule)):
+            commands.main(["plot-train", "-f", str(tmp_path), "-w", window])
+    with pytest.raises(SystemExit, match="must have a finished episode before -max, got none"):
+        commands.main(["plot-train", "-f", str(tmp_path), "-max", "8"])
 
 
 @pytest.mark.parametrize("name", ["enjoy", "record-video", "record-training"])
@@ -377,6 +381,18 @@ def test_nothing_saved_is_one_line(command: str, message: str, shell: Path) -> N
 
 def test_a_call_that_is_no_script_of_the_zoo_is_left_alone() -> None:
     assert commands.call([sys.executable, "-c", "raise SystemExit(3)"], stdout=subprocess.DEVNULL) == 3
+
+
+def test_benchmark_evaluates_agents_of_environments_with_a_slash_in_their_ids(
+    shell: Path, children: list[tuple[str, ...]]
+) -> None:
+    gym.register("Mine/Cart-v0", "gymnasium.envs.classic_control:CartPoleEnv", max_episode_steps=500)
+    try:
+        sb3_acer("train", "--env", "Mine/Cart-v0", "-n", "300", "--eval-freq", "-1", "--num-threads", "1", cwd=shell)
+        sb3_acer("benchmark", "-n", "300", "--num-threads", "1", "--gym-packages", "gymnasium", cwd=shell)
+    finally:
+        gym.registry.pop("Mine/Cart-v0")
+    assert "|acer|Mine-Cart-v0|" in (shell / "logs/benchmark/benchmark.md").read_text().replace(" ", "")
 
 
 def test_benchmark_evaluates_every_saved_agent_and_leaves_out_folders_without_one(

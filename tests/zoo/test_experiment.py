@@ -3,6 +3,7 @@
 import os
 import shlex
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -26,6 +27,7 @@ from sb3_acer.resuming import StopOnSignal
 from sb3_acer.zoo import commands, experiment, registration
 from sb3_acer.zoo.masking import Algorithms
 from sb3_acer.zoo.registration import convert_acer_params
+from sb3_acer.zoo.study import open_storage
 from tests.zoo.conftest import HYPERPARAMS, SEARCH, SHORT_RUN, finished_trials, sb3_acer
 
 # Episodes of 200 steps: one environment and one episode are enough.
@@ -204,6 +206,21 @@ def test_a_search_begins_with_the_entry_and_once(shell: Path) -> None:
     assert first not in others
 
 
+def entry_in(printed: str) -> str:
+    return printed.split("as an entry for a file of -conf:\n")[1].split("To train with")[0]
+
+
+def test_the_entry_of_a_search_that_began_with_a_modules_is_whole(shell: Path) -> None:
+    module = {"CartPole-v1": {**HYPERPARAMS["CartPole-v1"], "policy": "sb3_acer.policies.MlpPolicy"}}
+    (shell / "settings_of_mine.py").write_text(f"hyperparams = {module!r}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(shell))
+        printed = sb3_acer("tune", *SEARCH, "-conf", "settings_of_mine", cwd=shell)
+    found = yaml.safe_load(entry_in(printed))["CartPole-v1"]
+    assert found.keys() >= module["CartPole-v1"].keys()
+    assert found["policy"] == "sb3_acer.policies.MlpPolicy"
+
+
 def test_an_agent_can_be_trained_with_any_trial_of_a_search(shell: Path) -> None:
     printed = sb3_acer("tune", *SEARCH, "--n-trials", "3", cwd=shell)
     trials = finished_trials("logs/acer/CartPole-v1.log")
@@ -212,7 +229,8 @@ def test_an_agent_can_be_trained_with_any_trial_of_a_search(shell: Path) -> None
     assert "Agent:" not in printed
     *_, last = printed.splitlines()
     assert "one_minus" not in printed
-    entry = printed.split("as an entry for a file of -conf:\n")[1].split("To train with")[0]
+    entry = entry_in(printed)
+    assert yaml.safe_load(entry)["CartPole-v1"].keys() >= HYPERPARAMS["CartPole-v1"].keys()
     (shell / "mine.yml").write_text(entry)
     best = max(trials, key=lambda trial: trial.value or 0).number
     assert last.startswith("To train with the best trial: sb3-acer train ")
@@ -556,9 +574,45 @@ def test_a_run_whose_settings_are_wrong_leaves_no_folder(shell: Path) -> None:
 
 
 def test_a_trial_that_does_not_exist_is_one_line(shell: Path) -> None:
+    optuna.create_study(storage=open_storage("mine.log"), study_name="mine")
     study = ("--study-name", "mine", "--storage", "mine.log")
     with pytest.raises(SystemExit, match=r"--trial-id must be the number of a trial of study 'mine' in .*, got 7"):
         commands.main(["train", *study, "--trial-id", "7"])
+    with pytest.raises(SystemExit, match="--trial-id must be the number of a trial, got -1"):
+        commands.main(["train", *study, "--trial-id", "-1"])
+
+
+@pytest.mark.parametrize(
+    ("storage", "message"),
+    [
+        ("typo.log", "--storage must be the file of a study, got 'typo.log'"),
+        ("foo", "--storage must be a file NAME.log or a database that can be opened: Could not parse"),
+        (
+            "sqlite:///none/mine.db",
+            "--storage must be a file NAME.log or a database that can be opened: .*unable to open",
+        ),
+    ],
+)
+def test_a_storage_without_the_study_is_one_line(
+    storage: str, message: str, shell: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    with pytest.raises(SystemExit, match=message):
+        commands.main(["train", "--storage", storage, "--study-name", "mine", "--trial-id", "0"])
+    assert not (shell / "typo.log").exists()
+
+
+def test_a_search_does_not_begin_with_an_agent(shell: Path) -> None:
+    with pytest.raises(SystemExit, match="sb3-acer tune: -i must be left out: trials begin with new agents"):
+        commands.main(["tune", "-i", "agent.zip"])
+
+
+def test_the_last_params_of_a_run_count_where_it_is_resumed_too(shell: Path) -> None:
+    sb3_acer("train", *SHORT_RUN, "--eval-freq", "-1", "--checkpoint-freq", "500", "-params", "n_envs:2", cwd=shell)
+    sb3_acer("train", "--resume", "-n", "1200", cwd=shell)
+    model = ACER.load(shell / "logs/acer/CartPole-v1_1/CartPole-v1.zip")
+    assert model.num_timesteps >= 1200
+    assert model.replay_start == HYPERPARAMS["CartPole-v1"]["replay_start"]
 
 
 def test_what_cannot_be_resumed_is_one_line(shell: Path) -> None:

@@ -1,10 +1,12 @@
 """A user's mistake at the command line is one line that says what to type."""
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import gymnasium as gym
+import numpy as np
 import pytest
 
 from sb3_acer.extras import how_to_install
@@ -181,17 +183,38 @@ def test_a_number_that_counts_something_is_at_least_1(
 
 
 def test_an_environment_that_is_not_registered_or_cannot_draw_itself_is_explained() -> None:
-    assert explained(KeyError("Mine-v3")).endswith("--env Mine-v3 --gym-packages MODULE")
-    assert explained(KeyError("gain is not a file in the archive")).endswith("tells them, got 'gain'")
-    assert explained(KeyError("n_timesteps")) == "the settings must have 'n_timesteps'"
+    def said(error: Exception) -> str:
+        with pytest.raises(type(error)) as raised:
+            raise error
+        return explained(raised.value)
+
+    assert said(KeyError("Mine-v3")).endswith("--env Mine-v3 --gym-packages MODULE")
+    assert said(KeyError("gain is not a file in the archive")).endswith("tells them, got 'gain'")
     error = TypeError("Knobs() got an unexpected keyword argument 'render_mode'")
-    assert explained(error).endswith("An environment that cannot draw itself is played with enjoy --no-render")
+    assert said(error).endswith("An environment that cannot draw itself is played with enjoy --no-render")
 
 
-def test_plots_over_the_runs_of_one_agent_need_two_of_them() -> None:
-    with pytest.raises(ValueError) as error:  # noqa: PT011, the text differs between versions of Python
-        min([])
-    assert explained(error.value) == "the file must have at least two runs of each agent"
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["-conf", "mine.yml"], "the settings must have 'n_timesteps'"),
+        (["--env", "FrozenLake-v1", "--env-kwargs", "map_name:'9x9'"], "frozen_lake.py does not know '9x9'"),
+        (["--env", "FrozenLake-v1", "--env-kwargs", "desc:['SF','FFG']"], "inhomogeneous shape"),
+    ],
+)
+def test_what_is_unknown_to_the_zoo_or_to_the_environment_is_said(given: list[str], message: str, shell: Path) -> None:
+    (shell / "mine.yml").write_text("CartPole-v1:\n  policy: 'MlpPolicy'\n")
+    with pytest.raises(SystemExit, match=re.escape(message)):
+        sb3_acer("train", *given, cwd=shell)
+
+
+def test_plots_over_the_runs_of_one_agent_need_two_of_them(shell: Path) -> None:
+    run = shell / "logs/acer/CartPole-v1_1"
+    run.mkdir(parents=True)
+    np.savez(run / "evaluations.npz", timesteps=[10, 20], results=np.ones((2, 3)), ep_lengths=np.ones((2, 3)))
+    sb3_acer("all-plots", "-o", "saved", "--no-million", cwd=shell)
+    with pytest.raises(SystemExit, match="plot-from-file: the file must have at least two runs of each agent"):
+        sb3_acer("plot-from-file", "-i", "saved.pkl", "--rliable", cwd=shell)
 
 
 def test_errors_of_training_and_of_ones_own_code_keep_their_traceback() -> None:

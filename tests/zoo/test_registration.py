@@ -137,6 +137,13 @@ def test_the_trial_nearest_to_the_defaults_is_within_the_ranges_and_leaves_out_w
     assert (params["n_steps_pow"], params["batch_size_pow"], params["buffer_size_pow"]) == (4, 2, 12)  # of 20, 4, 5000
     assert (params["net_arch"], params["activation_fn"], params["optimizer"]) == ("small", "tanh", "rmsprop")
     assert nearest_trial({"policy": "MlpLstmPolicy"}, n_envs=4)["optimizer"] == "adam"
+    others: tuple[Any, ...] = ([], {"pi": [64, 64], "qf": [256, 256]})
+    for layers in others:
+        assert "net_arch" not in nearest_trial({"policy_kwargs": {"net_arch": layers}}, n_envs=4)
+    assert "net_arch" not in nearest_trial({"policy": "CnnPolicy"}, n_envs=4)
+    assert (
+        nearest_trial({"policy_kwargs": {"net_arch": {"pi": [256, 256], "vf": [256, 256]}}}, 4)["net_arch"] == "medium"
+    )
     assert nearest_trial({"ent_coef": 0.0, "replay_ratio": 100}, 1) == params | {
         "ent_coef": 1e-5,
         "replay_ratio": 32,
