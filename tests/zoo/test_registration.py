@@ -137,8 +137,8 @@ def test_the_trial_nearest_to_the_defaults_is_within_the_ranges_and_leaves_out_w
     assert (params["n_steps_pow"], params["batch_size_pow"], params["buffer_size_pow"]) == (4, 2, 12)  # of 20, 4, 5000
     assert (params["net_arch"], params["activation_fn"], params["optimizer"]) == ("small", "tanh", "rmsprop")
     assert nearest_trial({"policy": "MlpLstmPolicy"}, n_envs=4)["optimizer"] == "adam"
-    others: tuple[Any, ...] = ([], {"pi": [64, 64], "qf": [256, 256]})
-    for layers in others:
+    layouts: tuple[Any, ...] = ([], {"pi": [64, 64], "qf": [256, 256]})
+    for layers in layouts:
         assert "net_arch" not in nearest_trial({"policy_kwargs": {"net_arch": layers}}, n_envs=4)
     assert "net_arch" not in nearest_trial({"policy": "CnnPolicy"}, n_envs=4)
     assert (
