@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from importlib.util import find_spec
+from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
@@ -197,6 +197,14 @@ def parse(experiments: dict[str, Experiment]) -> argparse.Namespace:
     return options
 
 
+def can_import(module: str) -> bool:
+    try:
+        import_module(module)
+    except ImportError:
+        return False
+    return True
+
+
 def main() -> int:
     experiments = load_experiments()
     options = parse(experiments)
@@ -204,7 +212,7 @@ def main() -> int:
         print(listing(experiments, options.results))
         return 0
     planned = plan(options, experiments)
-    missing = sorted({name for each, _ in planned for name in each.packages if find_spec(name) is None})
+    missing = sorted({name for each, _ in planned for name in each.packages if not can_import(name)})
     if missing:
         print(f"not installed: {', '.join(missing)}", file=sys.stderr)
         return 2
