@@ -139,8 +139,7 @@ class SequenceReplayBuffer(ReplayBuffer):
         :raises ValueError: if observations turn out not to be stacks of ``frame_stack`` frames; nothing of the step is
             stored then
         """
-        rule = f"of n_envs={self.n_envs} rows"
-        require(len(action) == self.n_envs, "action", rule, f"an array of shape {action.shape}")
+        require(len(action) == self.n_envs, "rows of action", f"{self.n_envs}, as n_envs", len(action))
         self._finish_if_complete()
         states = np.zeros((self.n_envs, 0), np.float32) if states is None else states
         ring = self._ring = self._ring or self._make_ring(action, behaviour, states, masks is not None)

@@ -366,9 +366,7 @@ class ResumableAlgorithm(DataParallelAlgorithm):
             print(f"Continuing from {found.path}, saved at step {self.num_timesteps}")
 
     def _require_same_arguments(self, saved: "ResumableAlgorithm") -> None:
-        """
-        A run continues with the arguments that it was begun with.
-        """
+        """A run continues with the arguments that it was begun with."""
         theirs = comparable_arguments(saved)
         for name, given in comparable_arguments(self).items():
             is_same = given == theirs[name] or (name == "seed" and given is None)

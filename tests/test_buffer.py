@@ -573,7 +573,7 @@ def test_rows_of_another_number_of_environments_are_refused() -> None:
         with pytest.raises(ValueError, match="envs must be from 0 to 1, got"):
             buffer.gather(np.array([buffer.pos - 1]), np.array([env]))
     for n_envs in (1, 3):
-        with pytest.raises(ValueError, match=f"action must be of n_envs={n_envs} rows, got 'an array of shape"):
+        with pytest.raises(ValueError, match=f"rows of action must be {n_envs}, as n_envs, got 2"):
             feed(make_buffer(case, n_envs=n_envs), simulate(case))
 
 

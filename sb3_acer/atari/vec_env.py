@@ -275,7 +275,7 @@ class AtariVecEnv(VecEnv):
             environment has other arguments
         """
         seeds, n_games, played = state["origin"]
-        require(len(played) == self.num_envs, "state", f"of {self.num_envs} games", f"one of {len(played)}")
+        require(len(played) == self.num_envs, "games of the state", f"{self.num_envs}", len(played))
         lengths, no_seeds = np.array(list(map(len, played))), np.full(self.num_envs, -1)
         observations, _ = self._begin(np.ones(self.num_envs, bool), no_seeds)
         # Games begin one after another, so that all get to their last action at the same time. Until then they are

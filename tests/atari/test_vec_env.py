@@ -498,7 +498,7 @@ def test_a_state_is_a_copy_and_of_one_number_of_games() -> None:
     env.set_state(state)
     list(random_steps(env, 30))
     assert pickle.dumps(state) == before
-    with pytest.raises(ValueError, match="state must be of 3 games, got 'one of 2'"):
+    with pytest.raises(ValueError, match="games of the state must be 3, got 2"):
         AtariVecEnv("pong", 3, screen_size=36).set_state(state)
 
 
