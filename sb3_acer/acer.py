@@ -59,7 +59,7 @@ from sb3_acer.policies import (
     MultiInputLstmPolicy,
     MultiInputPolicy,
 )
-from sb3_acer.rollouts import Generators
+from sb3_acer.rollouts import Generators, normalize_of_policy
 from sb3_acer.sb2_compat.interface import StableBaselinesInterface
 from sb3_acer.schedules import NamedSchedule, make_schedule
 from sb3_acer.sequences import SequenceBatch
@@ -93,7 +93,8 @@ class ACER(StableBaselinesInterface):
         SB3's ``ConstantSchedule``, which rl-zoo makes of a number, counts as the number
     :param lr_schedule: schedule of a learning rate that is a number: ``linear``, ``constant``, ``double_linear_con``,
         ``middle_drop`` or ``double_middle_drop``
-    :param rprop_alpha: decay of RMSProp, the default optimiser of feed-forward policies, in [0, 1]
+    :param rprop_alpha: decay of RMSProp, the default optimiser of feed-forward policies, in [0, 1]. Like
+        ``rprop_epsilon`` it is given to the optimiser when that is made: assigning it later changes nothing.
     :param rprop_epsilon: epsilon of RMSProp, inside the root
     :param buffer_size: steps of the vectorised environment to keep: that is ``buffer_size * n_envs`` transitions
     :param replay_ratio: mean number of replayed batches after each rollout (Poisson distributed)
@@ -477,9 +478,11 @@ class ACER(StableBaselinesInterface):
             valid action in a state, or are for Box actions.
         """
         self._require_ready("learn")
+        if isinstance(self.lr_schedule, str):  # assigned to what has the name of the constructor's argument
+            self.lr_schedule_name = self.lr_schedule
         self._check_arguments()  # again: attributes may have changed
         self._check_burn_in()
-        if isinstance(self.lr_schedule, FloatSchedule):  # and not a function that a program has assigned
+        if isinstance(self.lr_schedule, (FloatSchedule, str)):  # and not a function that a program has assigned
             self.lr_schedule = make_schedule(self.learning_rate, self.lr_schedule_name)
         n_steps = self.replay_buffer.n_steps
         require(self.n_steps == n_steps, "n_steps", f"{n_steps}, as when the agent was made", self.n_steps)
@@ -547,7 +550,7 @@ class ACER(StableBaselinesInterface):
         self._update_learning_rate(self.policy.optimizer)
         self.logger.record("train/ent_coef", self._entropy_weight())
         normalize = self._vec_normalize_env
-        if normalize is not None and not self._observes_normalized:
+        if normalize is not None and normalize_of_policy(self.env) is None:
             normalize = copy(normalize)  # shares its statistics
             normalize.norm_obs = False
         self._n_rollouts += 1

@@ -96,7 +96,7 @@ class SequenceReplayBuffer(ReplayBuffer):
         self.full = False
         self.step = 0  # steps of the rollout under way
         self._ring: Ring | None = None
-        self._ended = np.ones(self.n_envs, bool)  # whether the next row begins an episode
+        self.ended = np.ones(self.n_envs, bool)  # whether the next row begins an episode
 
     def size(self) -> int:
         """
@@ -148,13 +148,13 @@ class SequenceReplayBuffer(ReplayBuffer):
         done = np.array(done, bool)  # a copy: environments may fill the same array again
         row = {"actions": action, "behaviour": behaviour, "rewards": reward, "terminated": done}
         now, then = self._with_masks(obs, masks), self._with_masks(next_obs, next_masks)
-        ring.write(self.step, now, then, row, self._ended)
+        ring.write(self.step, now, then, row, self.ended)
         if self.step == 0:
             ring.states[self.pos] = th.from_numpy(states)
         if done.any() and self.handle_timeout_termination:
             truncated = done & np.array([bool(info.get("TimeLimit.truncated", False)) for info in infos])
             ring.truncate(self.step, self.pos, truncated)
-        self._ended = done
+        self.ended = done
         self.step += 1
         self._finish_if_complete()
 
@@ -185,7 +185,7 @@ class SequenceReplayBuffer(ReplayBuffer):
         self._finish_if_complete()
         if self._ring is not None:
             self._ring.truncate(self.step - 1 if self.step else None, self.pos)
-        self._ended = np.ones(self.n_envs, bool)
+        self.ended = np.ones(self.n_envs, bool)
 
     def latest(self, env: VecNormalize | None = None) -> SequenceBatch:
         """
@@ -254,22 +254,24 @@ class SequenceReplayBuffer(ReplayBuffer):
             final_observations=self._to_observations(finals, env, device),
             final_steps=th.from_numpy(final_steps).to(device),
             states=states.to(device),
-            weights=th.ones((self.n_steps, len(envs)), device=device),
+            weights=th.ones((self.n_steps, len(envs)), dtype=th.float32, device=device),
             slots=slots,
             envs=envs,
             masks=masks,
             final_masks=final_masks,
         )
 
-    def with_envs(self: SelfBuffer, n_envs: int) -> SelfBuffer:
+    def with_envs(self: SelfBuffer, n_envs: int, n_slots: int | None = None) -> SelfBuffer:
         """
         The finished sequences, oldest first, in a buffer for another number of environments. Where their number is not
         a multiple of ``n_envs``, the oldest ones fill the last rollout.
 
         :param n_envs: number of environments of the new buffer
+        :param n_slots: number of its rollouts; None for as many as this one has
         """
         n_envs = check_integer("n_envs", n_envs, 1, 2**20)
         other = self.emptied(n_envs)
+        other.n_slots = n_slots or self.n_slots
         n_sequences = self.size() // self.n_steps * self.n_envs
         n_kept = other.n_slots * n_envs
         if n_sequences > n_kept:
@@ -353,7 +355,7 @@ class SequenceReplayBuffer(ReplayBuffer):
             "pos": self.pos,
             "full": self.full,
             "step": self.step,
-            "ended": self._ended,
+            "ended": self.ended,
             "columns": None,
         }
         if self._ring is not None:
@@ -391,8 +393,8 @@ class SequenceReplayBuffer(ReplayBuffer):
         self.pos = check_integer("pos of the replay buffer", state["pos"], 0, n_slots - 1)
         self.step = check_integer("step of the replay buffer", state["step"], 0, self.n_steps - 1)
         self.full = check_boolean("full of the replay buffer", state["full"])
-        self._ended = np.array(state["ended"], bool)
-        require(self._ended.shape == (self.n_envs,), "ended of the replay buffer", "one per environment", self._ended)
+        self.ended = np.array(state["ended"], bool)
+        require(self.ended.shape == (self.n_envs,), "ended of the replay buffer", "one per environment", self.ended)
         self._require_usable()
 
     def _require_usable(self) -> None:

@@ -1,5 +1,6 @@
 """What environments return is checked before anything learns from it, callbacks and VecNormalize included."""
 
+import operator
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -32,6 +33,7 @@ class FiniteVecEnv(VecEnvWrapper):
         self._count_steps = count_steps
         self._normalize = unwrap_vec_normalize(venv)
         self._forked = forked_workers(venv)
+        self._resets: list[Any] | None = None  # what the environments said at their last reset, after a step
 
     def reset(self) -> VecEnvObs:
         return self.venv.reset()
@@ -40,6 +42,7 @@ class FiniteVecEnv(VecEnvWrapper):
         with kept_if_refused(self._normalize):
             wait_for_workers(self._forked)
             observations, rewards, dones, infos = self.venv.step_wait()
+            self._resets = list(self.venv.unwrapped.reset_infos)
             step = self._count_steps() + self.num_envs
             self.check(observations, step)
             # First what VecNormalize got: its own rewards are NaN for all environments if one of them is.
@@ -50,6 +53,11 @@ class FiniteVecEnv(VecEnvWrapper):
                 if final is not None:
                     _require_finite("observation", final, step, int(env))
         return observations, rewards, dones, infos
+
+    def has_moved_on(self) -> bool:
+        """Whether something else has reset the environment since the last step."""
+        now = self.venv.unwrapped.reset_infos
+        return self._resets is not None and any(map(operator.is_not, self._resets, now))
 
     def check(self, observations: Any, step: int) -> None:
         """

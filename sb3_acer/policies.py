@@ -78,7 +78,7 @@ def split_net_arch(net_arch: list[int] | Mapping[str, list[int]]) -> tuple[list[
     """Widths of the policy network and of the Q network, which other policies of SB3 call ``vf``."""
     if isinstance(net_arch, list) and len(net_arch) == 1 and isinstance(net_arch[0], dict):
         warnings.warn(
-            "net_arch should be a dict instead of a list with one dict: net_arch=dict(pi=..., qf=...)", stacklevel=8
+            "net_arch should be a dict instead of a list with one dict: net_arch=dict(pi=..., qf=...)", stacklevel=9
         )
         net_arch = net_arch[0]
     if isinstance(net_arch, Mapping):
@@ -262,7 +262,7 @@ class ACERPolicy(PredictionInterface):
             rule = f"{fitting!r} for {'Dict observations' if is_dict else space}"
             require(own not in misfits, "policy", rule, name)
             if own is FlattenExtractor and is_image:
-                warnings.warn(f"{name} takes images for vectors: {fitting} has a network for images", stacklevel=7)
+                warnings.warn(f"{name} takes images for vectors: {fitting} has a network for images", stacklevel=8)
 
     def _build(self) -> None:
         """Make the networks and initialise them."""

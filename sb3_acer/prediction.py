@@ -1,5 +1,6 @@
 """What users call a policy for: predicting actions, values and distributions."""
 
+import math
 import warnings
 from abc import ABC, abstractmethod
 from typing import Any
@@ -80,9 +81,13 @@ class PredictionInterface(BasePolicy, ABC):
         :param action_masks: see :meth:`predict`
         :return: V(x), ``[N, 1]``, the logarithm of the actions' probability or density, ``[N]``, and the entropy,
             ``[N]``
+        :raises ValueError: for another number of actions than of observations
         """
         stats, values = self.stats_and_values(obs, *self._given(obs, states, action_masks))
-        actions = actions.reshape(stats.shape[0], -1).to(self.family.action_dtype)
+        shape = stats.shape[0], self.family.n_components
+        fits = actions.shape[:1] == shape[:1] and math.prod(actions.shape[1:]) == shape[1]
+        require(fits, "actions", f"of shape {shape}", tuple(actions.shape))
+        actions = actions.reshape(shape).to(self.family.action_dtype)
         return values, self.family.log_likelihood(stats, actions), self.family.distribution(stats).entropy()
 
     def _given(

@@ -207,11 +207,13 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         self._rngs = draws._replace(schedule=self._rngs.schedule)
         mine = self.replay_buffer
         for index, path in enumerate(buffers):
-            self.load_replay_buffer(path)
-            theirs = self.replay_buffer
+            theirs = self._read_replay_buffer(path)
+            theirs.end_episodes()
             mine = theirs.emptied(self.n_envs) if index == 0 else mine
+            if theirs.n_envs != self.n_envs:  # with room for all of it, since the ranks together may have that
+                theirs = theirs.with_envs(self.n_envs, -(-theirs.n_slots * theirs.n_envs // self.n_envs))
             n_rollouts = theirs.size() // theirs.n_steps
-            n_kept = min(n_rollouts * len(buffers) // n_ranks, theirs.n_slots) * n_ranks
+            n_kept = min(n_rollouts * len(buffers) // n_ranks, mine.n_slots) * n_ranks
             numbers = range(index, n_kept, len(buffers))  # of the rollouts of all, the newest first
             ages = [number // len(buffers) for number in numbers if number % n_ranks == rank]
             mine.add_rollouts(theirs, reversed(ages))

@@ -88,7 +88,9 @@ class RolloutAlgorithm(SavingAlgorithm):
         assert self.env is not None
         self.policy.flat.require_unchanged(self.policy.optimizer)
         self.replay_buffer.expect_frame_stack(find_frame_stack(self.env))
-        normalize = self._vec_normalize_env
+        normalize, last = self._vec_normalize_env, getattr(self, "_finite_env", None)
+        if last is not None and last.venv is self.env and last.has_moved_on():  # an evaluation, say
+            self._last_obs = None
         if len(self._states) != self.n_envs:  # loaded with another number of environments
             self._last_obs = None
         self._observes_normalized = normalize_of_policy(self.env) is not None
@@ -102,6 +104,8 @@ class RolloutAlgorithm(SavingAlgorithm):
             self.replay_buffer.end_episodes()
             self._states = self.policy.initial_states(self.n_envs)
             self._episode_starts = np.ones(self.n_envs, bool)
+        elif self.replay_buffer.step:  # what has been truncated goes on from the zero state, as updates see it
+            self._states[self.replay_buffer.ended] = 0
         with dead_workers_named(self.env), self._reset_next_after_an_error():
             is_masked = self._use_masking and has_masks(self.env)
             self._masks = current_masks(self.env, self.policy.family, self.num_timesteps) if is_masked else None
@@ -144,6 +148,8 @@ class RolloutAlgorithm(SavingAlgorithm):
         if not rollout.continue_training and self.replay_buffer.step == 0:  # the next call of learn begins another one
             callback.on_rollout_end()
             self.train(self.gradient_steps, self.batch_size)
+        if rollout.continue_training and self.replay_buffer.step:  # a callback has emptied the buffer or loaded another
+            return self.collect_rollouts(env, callback, train_freq, self.replay_buffer, action_noise, learning_starts)
         return rollout
 
     @contextmanager

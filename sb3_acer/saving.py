@@ -108,6 +108,14 @@ class SavingAlgorithm(OffPolicyAlgorithm):
             recurrent states of another width
         """
         check_boolean("truncate_last_traj", truncate_last_traj)
+        loaded = self._read_replay_buffer(path)
+        is_same = loaded.n_envs == self.n_envs
+        self.replay_buffer = loaded if is_same else loaded.with_envs(self.n_envs)
+        if truncate_last_traj or not is_same:  # other environments do not continue the episodes
+            self.replay_buffer.end_episodes()
+
+    def _read_replay_buffer(self, path: FilePath) -> SequenceReplayBuffer:
+        """As it was saved, of any number of environments."""
         with opened(path, "pkl") as file, named(path):
             loaded = self.replay_buffer_class.read(
                 file,
@@ -119,7 +127,4 @@ class SavingAlgorithm(OffPolicyAlgorithm):
             require(loaded.n_steps == self.n_steps, "n_steps of the replay buffer", f"{self.n_steps}", loaded.n_steps)
             fits = loaded.state_size in (None, self.policy.state_size)
             require(fits, "recurrent states", f"of the policy's width {self.policy.state_size}", loaded.state_size)
-        is_same = loaded.n_envs == self.n_envs
-        self.replay_buffer = loaded if is_same else loaded.with_envs(self.n_envs)
-        if truncate_last_traj or not is_same:  # other environments do not continue the episodes
-            self.replay_buffer.end_episodes()
+        return loaded

@@ -105,7 +105,7 @@ def _make_update(
     ratio, candidate_ratios = family.ratios(stats, batch.behaviour, batch.actions, evaluation.candidates)
 
     # Targets: Q^ret for the critic, and for the policy where actions are enumerated; else Q^opc.
-    discounts, continues = settings.gamma * ~batch.terminated, ~batch.ends
+    discounts, continues = (~batch.terminated).to(batch.rewards.dtype).mul_(settings.gamma), ~batch.ends
     steps = (batch.rewards, discounts, evaluation.next_values, q_values)
     root = family.trace_root if batch.masks is None else family.trace_roots(batch.masks[:-1])
     traces = retrace_traces(ratio, root)

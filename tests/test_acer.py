@@ -1038,6 +1038,20 @@ def test_train_makes_as_many_updates_as_it_is_told(tmp_path: Path) -> None:
         model.train(50, 0)
 
 
+def test_a_new_agent_trains_on_normalised_observations_of_a_loaded_buffer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = VecNormalize(short_episodes())
+    small(env).learn(40).save_replay_buffer(tmp_path / "buffer")
+    other, seen = small(env), []
+    other.load_replay_buffer(tmp_path / "buffer")
+    sample = other.replay_buffer.latest
+    monkeypatch.setattr(other.replay_buffer, "latest", lambda norm: seen.append(sample(norm)) or seen[-1])  # type: ignore[func-returns-value]
+    other.train(1)
+    expected = other.replay_buffer.gather(seen[0].slots, seen[0].envs, env)
+    assert th.equal(seen[0].observations, expected.observations)  # type: ignore[arg-type]
+
+
 def test_a_batch_has_a_sequence_for_each_environment_unless_told_otherwise() -> None:
     first, second = (trained(replay_ratio=3, lr_schedule="constant", seed=0) for _ in range(2))
     first.train(5)
@@ -1053,6 +1067,70 @@ def test_a_learning_rate_assigned_between_two_calls_counts() -> None:
     assert model.learn(20).policy.optimizer.param_groups[0]["lr"] == 1e-5
     model.lr_schedule = lambda remaining: 2e-4  # as with SB3's algorithms
     assert model.learn(20).policy.optimizer.param_groups[0]["lr"] == 2e-4
+    model.lr_schedule = "linear"  # type: ignore[assignment]
+    assert model.learn(40).policy.optimizer.param_groups[0]["lr"] == 0
+    model.lr_schedule = "falling"  # type: ignore[assignment]
+    with pytest.raises(ValueError, match=r"lr_schedule must be one of linear, .*, got 'falling'"):
+        model.learn(20)
+
+
+def test_torchs_default_type_may_change_between_two_calls() -> None:
+    models = [trained(), recurrent_agent("Pendulum-v1").learn(40)]
+    th.set_default_dtype(th.float64)
+    try:
+        for model in models:
+            model.learn(40)
+            assert {parameter.dtype for parameter in model.policy.parameters()} == {th.float32}
+    finally:
+        th.set_default_dtype(th.float32)
+
+
+def test_after_an_evaluation_on_its_environment_an_agent_resets_it() -> None:
+    model = small(Recorder(length=9), n_steps=5).learn(7, Watch(7))
+    assert model.replay_buffer.step == 2
+    evaluate_policy(model, model.get_env(), 2)  # type: ignore[arg-type]
+    model.learn(3, reset_num_timesteps=False)
+    batch = model.replay_buffer.latest()
+    assert batch.observations[:, 0, 0].tolist() == [5, 6, 0, 1, 2, 3]  # type: ignore[index]
+    assert batch.truncated[:, 0].tolist() == [False, True, False, False, False]
+    model.learn(5, reset_num_timesteps=False)  # nothing else has moved it on
+    assert model.replay_buffer.latest().observations[0, 0, 0] == 3  # type: ignore[index]
+
+
+@pytest.mark.parametrize("loads", [True, False])
+def test_a_callback_may_empty_the_replay_buffer_or_load_another_in_the_midst_of_a_rollout(
+    loads: bool, tmp_path: Path
+) -> None:
+    small(n_steps=5, replay_start=0).learn(20).save_replay_buffer(tmp_path / "buffer")
+
+    class Replaces(BaseCallback):
+        def _on_step(self) -> bool:
+            if self.n_calls == 12:
+                buffer = self.model.load_replay_buffer if loads else self.model.replay_buffer.reset  # type: ignore
+                buffer(*[tmp_path / "buffer"][:loads])
+            return True
+
+    model = small(n_steps=5, replay_ratio=0)
+    steps: list[tuple[int, int]] = []
+    update = model.update
+
+    def updated(batch: SequenceBatch) -> Update:
+        steps.append((model.num_timesteps, model.replay_buffer.step))
+        return update(batch)
+
+    model.update = updated  # type: ignore[method-assign]
+    model.learn(40, Replaces())
+    assert steps[:2] == [(5, 0), (10, 0)]
+    assert [step for _, step in steps] == [0] * len(steps)  # each update is of a whole rollout
+    assert np.diff([at for at, _ in steps[2:]]).tolist() == [5] * (len(steps) - 3)
+
+
+def test_as_many_actions_are_evaluated_as_there_are_observations() -> None:
+    policy, observations = small().policy, th.zeros(6, 4)
+    assert policy.evaluate_actions(observations, th.zeros(6))[1].shape == (6,)
+    for actions in (th.zeros(5), th.zeros(12), th.zeros(6, 2)):
+        with pytest.raises(ValueError, match=r"actions must be of shape \(6, 1\), got"):
+            policy.evaluate_actions(observations, actions)
 
 
 def test_without_a_seed_training_follows_the_global_one() -> None:
@@ -1573,6 +1651,22 @@ def test_predicting_with_the_returned_state_acts_as_training_does(
             assert (states[~starts] != 0).all()
         _, state = model.predict(observation, state, starts)
         starts = dones
+
+
+@pytest.mark.parametrize("loads", [True, False])
+def test_a_recurrent_agent_acts_as_updates_see_it_where_a_rollout_was_truncated_in_its_midst(
+    loads: bool, tmp_path: Path
+) -> None:
+    model = recurrent_agent(short_episodes(), "MlpLstmPolicy", **FROZEN)
+    model.learn(120, Watch(8))
+    assert 0 < model.replay_buffer.step < model.n_steps
+    if loads:
+        model.save_replay_buffer(tmp_path / "buffer")
+        model.load_replay_buffer(tmp_path / "buffer")
+    else:
+        model.replay_buffer.end_episodes()
+    model.learn(60, reset_num_timesteps=False)
+    assert_replay_reproduces_the_behaviour(model)
 
 
 def test_mask_is_another_name_for_episode_start() -> None:

@@ -462,6 +462,19 @@ def test_training_continues_on_another_number_of_ranks(n_ranks: int, tmp_path: P
         assert each[4] == results[0][4]
 
 
+def test_more_ranks_with_fewer_environments_keep_all_that_one_rank_had(tmp_path: Path) -> None:
+    make_model(make_vec_env("CartPole-v1", 4), buffer_size=100).learn(480, checkpoint=tmp_path)
+
+    def resume(rank: int) -> Any:
+        with pytest.warns(UserWarning, match="the environments begin new episodes"):
+            model = ACER.load_checkpoint(tmp_path, make_vec_env("CartPole-v1", 2), device="cpu")
+        return model.replay_buffer.size(), sequences(model)
+
+    (size, first), (other_size, second) = on_ranks(resume)
+    assert size == other_size == make_model(buffer_size=100).replay_buffer.n_slots * SMALL["n_steps"]
+    assert len(first) == len(second) == len(first | second) / 2 == 2 * size // SMALL["n_steps"]
+
+
 def test_all_ranks_are_of_one_run(tmp_path: Path) -> None:
     def act(rank: int) -> Any:
         model = checkpointed(tmp_path, 96)
