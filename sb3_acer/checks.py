@@ -88,7 +88,8 @@ def check_choice(name: str, value: Any, choices: Collection[Any]) -> Any:
     :raises ValueError: if the value is none of the choices
     """
     found = any(isinstance(value, type(choice)) and value == choice for choice in choices)
-    require(found, name, f"one of {_listed(choices)}", value)
+    listed = ", ".join(choice if isinstance(choice, str) else repr(choice) for choice in choices)
+    require(found, name, f"one of {listed}", value)
     return value
 
 
@@ -192,7 +193,3 @@ def check_parameters(name: str, given: Any, own: dict[str, th.Tensor], exact_mat
         require(not tensor.is_complex() and bool(tensor.isfinite().all()), part, "finite numbers", value)
         require(tensor.shape == own[key].shape, part, f"of shape {tuple(own[key].shape)}", tuple(tensor.shape))
     return tensors
-
-
-def _listed(choices: Collection[Any]) -> str:
-    return ", ".join(choice if isinstance(choice, str) else repr(choice) for choice in choices)

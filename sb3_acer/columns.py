@@ -6,23 +6,12 @@ border row too, the observation after a slot's last step, which is the first row
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch as th
 
 from sb3_acer.frames import FrameStack
-
-
-class Places(NamedTuple):
-    """Where T rows of B sequences are in the ring."""
-
-    rows: np.ndarray
-    """rows of the ring, ``[T, B]``"""
-    envs: np.ndarray
-    """environments, ``[B]``"""
-    flat: np.ndarray
-    """rows times the number of environments plus environments, ``[T, B]``"""
 
 
 class Column:
@@ -75,12 +64,12 @@ class Column:
         if self.border:
             self.ring[(first + self.n_steps) % len(self.ring)] = th.from_numpy(self.rollout[self.n_steps])
 
-    def take(self, places: Places) -> th.Tensor:
+    def take(self, places: np.ndarray) -> th.Tensor:
         """
-        :param places: of T rows of B sequences
+        :param places: rows of the ring times the number of environments plus environments, ``[T, B]``
         :return: ``[T, B, ...]``
         """
-        return take(self.ring, places.flat, 2)
+        return take(self.ring, places, 2)
 
     def state_dict(self, n_rows: int) -> dict[str, Any]:
         """
@@ -107,16 +96,13 @@ class SideTable:
     """
     Rows that few steps have. Their places are reused.
 
-    :param example: a row of each column by its name, for shapes and types
     :param device: where the rows are stored
     """
 
-    def __init__(self, example: dict[str, np.ndarray], device: th.device | str) -> None:
+    def __init__(self, device: th.device | str) -> None:
         self.rows: dict[str, th.Tensor] = {}
         self._device = device
         self._free: list[int] = []
-        for name, row in example.items():
-            self.extend(name, row)
 
     def extend(self, name: str, row: np.ndarray) -> None:
         """
@@ -186,8 +172,9 @@ class FrameColumn:
         self._ages = Column(n_slots, n_steps, (n_envs,), np.min_scalar_type(-stack.n_frames - 1), True)
         # What preceded the stack, if it began anew: a place of the side table, _ZEROS or _REPEATED.
         self._pasts = Column(n_slots, n_steps, (n_envs,), np.int32, True, fill=_ZEROS)
-        self.older = SideTable({"frames": frames[0, :-1]}, device)
+        self.older = SideTable(device)
         """older frames of stacks that began anew"""
+        self.older.extend("frames", frames[0, :-1])
         self._last: np.ndarray | None = None  # observations of the last row, [n_envs, ...]
 
     @property
@@ -248,16 +235,16 @@ class FrameColumn:
         rows = np.arange(slot * self.n_steps, (slot + 1) * self.n_steps + 1) % len(self._pasts.ring)
         return self._pasts.ring[rows]
 
-    def take(self, places: Places) -> th.Tensor:
+    def take(self, places: np.ndarray) -> th.Tensor:
         """See :meth:`Column.take`."""
-        rows, envs = places.rows, places.envs
         ring, stack = self._frames.ring, self.stack
         n_rows, n_envs = ring.shape[:2]
-        ages = self._ages.ring.numpy()[rows, envs].astype(np.int64)[..., np.newaxis]
-        pasts = self._pasts.ring.numpy()[rows - ages[..., 0], envs][..., np.newaxis]
+        places = places[..., np.newaxis]
+        ages = self._ages.ring.numpy().reshape(-1)[places].astype(np.int64)
+        pasts = self._pasts.ring.numpy().reshape(-1)[places - ages * n_envs]
         back = np.arange(stack.n_frames)[::-1]  # rows before, for each frame of a stack
         # Frames from before a stack began anew are filled in below; until then they are its first frame.
-        sources = (rows[..., np.newaxis] - np.minimum(back, ages)) % n_rows * n_envs + envs[:, np.newaxis]
+        sources = (places - np.minimum(back, ages) * n_envs) % (n_rows * n_envs)
         frames = take(ring, sources, 2)
         older = back > ages
         blank = (older & (pasts == _ZEROS)).nonzero()
@@ -269,7 +256,7 @@ class FrameColumn:
             table = self.older.rows["frames"]
             frames[tuple(map(th.from_numpy, kept))] = table[th.from_numpy(place), th.from_numpy(-newer)]
         stacks = stack.join(frames.flatten(0, 1))
-        return stacks.view(*rows.shape, *stacks.shape[1:])
+        return stacks.view(*places.shape[:-1], *stacks.shape[1:])
 
     def state_dict(self, n_rows: int) -> dict[str, Any]:
         """See :meth:`Column.state_dict`."""

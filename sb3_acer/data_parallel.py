@@ -45,8 +45,7 @@ class Report(NamedTuple):
     stops: bool
     """whether a callback wants to stop training"""
     infos: list[dict[str, Any]]
-    """what Monitor says of the episodes that ended"""
-    n_episodes: int
+    """what Monitor says of each episode that ended"""
     moments: list[Moments]
     """of VecNormalize's statistics"""
 
@@ -136,7 +135,7 @@ class DataParallelAlgorithm(RolloutAlgorithm):
             rollout = super(DataParallelAlgorithm, self).collect_rollouts(
                 env, cast(BaseCallback, on_rank), *args, **kwargs
             )
-            return rollout, Report(on_rank.stops, self._infos, self._episode_num - n_episodes, self._moments())
+            return rollout, Report(on_rank.stops, self._infos, self._moments())
 
         rollouts, reports = zip(*distributed.together(collect), strict=True)
         self._episode_num = n_episodes
@@ -150,7 +149,7 @@ class DataParallelAlgorithm(RolloutAlgorithm):
         """Record what has happened on all ranks."""
         infos = [info for report in reports for info in report.infos]
         super()._update_info_buffer(infos, np.ones(len(infos), bool))
-        self._episode_num += sum(report.n_episodes for report in reports)
+        self._episode_num += len(infos)
         of_ranks = zip(*(report.moments for report in reports), strict=True)
         self._set_moments(
             [distributed.pooled(common, each) for common, each in zip(self._common, of_ranks, strict=True)]

@@ -173,12 +173,9 @@ class ACERPolicy(PredictionInterface):
         if features_extractor_class is None:
             features_extractor_class = self.default_features_extractor
         recurrent_class = self.default_recurrent if recurrent_class is None else recurrent_class
-        for name, given, parent in (
-            ("features_extractor_class", features_extractor_class, BaseFeaturesExtractor),
-            ("recurrent_class", recurrent_class, Recurrent),
-            ("optimizer_class", optimizer_class, th.optim.Optimizer),
-        ):
-            check_subclass(name, given, parent)
+        check_subclass("features_extractor_class", features_extractor_class, BaseFeaturesExtractor)
+        check_subclass("recurrent_class", recurrent_class, Recurrent)
+        check_subclass("optimizer_class", optimizer_class, th.optim.Optimizer)
         _check_activation(activation_fn)
         check_kwargs("features_extractor_kwargs", features_extractor_kwargs, features_extractor_class)
         check_kwargs("lstm_kwargs", lstm_kwargs)
@@ -287,14 +284,9 @@ class ACERPolicy(PredictionInterface):
         head_class = QHead if self.family.enumerable else DuelingHead
         self.q_head: QHead | DuelingHead = head_class(self.family, (q_arch or [q_dim])[-1])
         if self.ortho_init:
-            for module, gain in (
-                (self.features_extractor, np.sqrt(2)),
-                (self.q_features_extractor, np.sqrt(2)),
-                (self.pi_net, np.sqrt(2)),
-                (self.q_net, np.sqrt(2)),
-                (self.pi_head, 0.01),
-            ):
-                module.apply(partial(self.init_weights, gain=gain))
+            for module in (self.features_extractor, self.q_features_extractor, self.pi_net, self.q_net):
+                module.apply(partial(self.init_weights, gain=np.sqrt(2)))
+            self.init_weights(self.pi_head, gain=0.01)
             for part in dict.fromkeys((self.pi_recurrent, self.q_recurrent, self.q_head)):
                 part.orthogonal_()
         if self._is_image:
@@ -354,23 +346,8 @@ class ACERPolicy(PredictionInterface):
             self.flat.connect(self.optimizer)
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
-        return {
-            **super()._get_constructor_parameters(),
-            "lr_schedule": self._dummy_schedule,  # not needed to act
-            "net_arch": self.net_arch,
-            "activation_fn": self.activation_fn,
-            "ortho_init": self.ortho_init,
-            "log_std_init": self.log_std_init,
-            "learn_log_std": self.learn_log_std,
-            "features_extractor_class": self.features_extractor_class,
-            "features_extractor_kwargs": self.features_extractor_kwargs,
-            "share_features_extractor": self.share_features_extractor,
-            "recurrent_class": self.recurrent_class,
-            **self.recurrent_options,
-            "use_bfloat16": self.use_bfloat16,
-            "optimizer_class": self.optimizer_class,
-            "optimizer_kwargs": self.optimizer_kwargs,
-        }
+        values = {**vars(self), **self.recurrent_options, "lr_schedule": self._dummy_schedule}  # not needed to act
+        return {name: values[name] for name in inspect.signature(ACERPolicy).parameters}
 
     def extract_features(self, obs: PyTorchObs, features_extractor: BaseFeaturesExtractor) -> th.Tensor:
         features: th.Tensor

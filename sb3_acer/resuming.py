@@ -236,11 +236,11 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         if checkpoint is not None:
             _require_folder("checkpoint", "the path of a folder, or None", checkpoint)
         found, folder = None, None if checkpoint is None else Path(checkpoint)
-        outer = self._checkpoints, self._continues  # of a call in whose callback this one is
         writing = nullcontext() if folder is None or distributed.rank() else locked(folder)
         with ExitStack() as stack:
             distributed.together(lambda: stack.enter_context(writing))
-            stack.callback(self._leave_call, *outer)
+            # A call in whose callback this one is gets its own back.
+            stack.callback(vars(self).update, _checkpoints=self._checkpoints, _continues=self._continues)
             if folder is not None:
                 distributed.require_equal({"checkpoint_freq": checkpoint_freq, "checkpoint_keep": checkpoint_keep})
                 found = self._join_run(folder, 0 if reset_num_timesteps else self.num_timesteps)
@@ -285,9 +285,6 @@ class ResumableAlgorithm(DataParallelAlgorithm):
                 f"{self.num_timesteps}. A longer run needs more steps, another run another folder",
                 stacklevel=4,
             )
-
-    def _leave_call(self, checkpoints: tuple[Path, int, int] | None, continues: bool) -> None:
-        self._checkpoints, self._continues = checkpoints, continues
 
     def _setup_learn(
         self,

@@ -6,7 +6,7 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 
-from sb3_acer.columns import Column, FrameColumn, Places, SideTable, take
+from sb3_acer.columns import Column, FrameColumn, SideTable, take
 from sb3_acer.frames import FrameStack
 
 # torch can hardly index these
@@ -74,7 +74,7 @@ class Ring:
         }
         self.states = th.from_numpy(np.zeros((self.n_slots, *states.shape), np.float32))
         """recurrent states at each slot's first step, ``[n_slots, n_envs, W]``"""
-        self.finals = SideTable({}, device)
+        self.finals = SideTable(device)
         """final observations of truncated steps"""
         self._replaced: list[tuple[SideTable, th.Tensor]] | None = None  # places that finish has made useless
         self.following: dict[str, np.ndarray] = {}
@@ -96,7 +96,8 @@ class Ring:
         :param key: its key
         :param space: its space
         """
-        rows = self.following[key] = np.zeros((self.n_envs, *(space.shape or ())), _dtype_of(space))
+        dtype: Any = _STORED_AS.get(np.dtype(space.dtype), space.dtype)
+        rows = self.following[key] = np.zeros((self.n_envs, *(space.shape or ())), dtype)
         self.finals.extend(key, rows[0])
         if key in self._stacks:
             self.observations[key] = FrameColumn(self.n_slots, self.n_steps, self._stacks[key], rows, self._device)
@@ -184,13 +185,12 @@ class Ring:
         :return: the sequences of these slots and environments
         """
         rows = (slots * self.n_steps + np.arange(self.n_steps + 1)[:, np.newaxis]) % (self.n_slots * self.n_steps)
-        flat = rows * self.n_envs + envs
-        of_steps, of_all = Places(rows[:-1], envs, flat[:-1]), Places(rows, envs, flat)
-        steps = {name: column.take(of_steps) for name, column in self.steps.items()}
-        observations = {key: column.take(of_all) for key, column in self.observations.items()}
-        places = steps["final_place"].numpy().reshape(-1)
-        final_steps = np.flatnonzero(places >= 0)
-        finals = {key: take(table, places[final_steps]) for key, table in self.finals.rows.items()}
+        places = rows * self.n_envs + envs
+        steps = {name: column.take(places[:-1]) for name, column in self.steps.items()}
+        observations = {key: column.take(places) for key, column in self.observations.items()}
+        final_places = steps["final_place"].numpy().reshape(-1)
+        final_steps = np.flatnonzero(final_places >= 0)
+        finals = {key: take(table, final_places[final_steps]) for key, table in self.finals.rows.items()}
         return Taken(steps, observations, finals, final_steps, take(self.states, slots * self.n_envs + envs, 2))
 
     def state_dict(self, n_rows: int) -> dict[str, Any]:
@@ -223,7 +223,3 @@ class Ring:
 def _n_spare(n_steps: int, stacks: dict[str, FrameStack]) -> int:
     """Slots before the oldest that is sampled: for its past, and for the border row of the newest slot."""
     return -(-max((stack.n_frames for stack in stacks.values()), default=1) // n_steps)
-
-
-def _dtype_of(space: spaces.Space[Any]) -> Any:
-    return _STORED_AS.get(np.dtype(space.dtype), space.dtype)

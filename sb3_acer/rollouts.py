@@ -20,6 +20,7 @@ from sb3_acer.finite import FiniteVecEnv, kept_if_refused
 from sb3_acer.frames import find_frame_stack
 from sb3_acer.masks import current_masks, following_masks, has_masks
 from sb3_acer.saving import SavingAlgorithm
+from sb3_acer.sequences import by_key
 
 
 class Generators(NamedTuple):
@@ -149,7 +150,8 @@ class RolloutAlgorithm(SavingAlgorithm):
             callback.on_rollout_end()
             self.train(self.gradient_steps, self.batch_size)
         if rollout.continue_training and self.replay_buffer.step:  # a callback has emptied the buffer or loaded another
-            return self.collect_rollouts(env, callback, train_freq, self.replay_buffer, action_noise, learning_starts)
+            rest = train_freq, self.replay_buffer, action_noise, learning_starts
+            return RolloutAlgorithm.collect_rollouts(self, env, callback, *rest)
         return rollout
 
     @contextmanager
@@ -208,8 +210,9 @@ class RolloutAlgorithm(SavingAlgorithm):
             for env in np.flatnonzero(dones):
                 final = infos[env].get("terminal_observation")
                 if final is not None:
-                    final = final if observed is None else observed.unnormalize_obs(final)
-                    _set_row(next_obs, int(env), final)
+                    final = by_key(final if observed is None else observed.unnormalize_obs(final))
+                    for key, rows in by_key(next_obs).items():  # VecNormalize and back, an integer 30 may be 29.9999
+                        rows[env] = np.rint(final[key]) if rows.dtype.kind in "iu" else final[key]
         assert obs is not None
         acted: dict[str, Any] = {"behaviour": self._behaviour, "states": self._states}
         masks = self._masks
@@ -236,12 +239,3 @@ def normalize_of_policy(env: VecEnv | None) -> VecNormalize | None:
     if env is None or normalize is None or normalize.observation_space != env.observation_space:
         return None
     return normalize
-
-
-def _set_row(observations: Any, env: int, row: Any) -> None:
-    if isinstance(observations, dict):
-        for key, part in observations.items():
-            _set_row(part, env, row[key])
-    else:
-        # VecNormalize and back, an integer 30 may be 29.9999.
-        observations[env] = np.rint(row) if observations.dtype.kind in "iu" else row

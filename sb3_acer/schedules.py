@@ -7,23 +7,12 @@ from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule
 
 from sb3_acer.checks import check_choice, check_number
 
-
-def _middle_drop(p: float) -> float:
-    return 1 - p if 1 - p >= 0.75 else 0.075
-
-
-def _double_middle_drop(p: float) -> float:
-    if 1 - p >= 0.75:
-        return 1 - p
-    return 0.075 if 1 - p >= 0.25 else 0.125
-
-
 SCHEDULES: dict[str, Callable[[float], float]] = {
     "linear": lambda p: 1 - p,
     "constant": lambda p: 1.0,
     "double_linear_con": lambda p: max(1 - 2 * p, 0.125),
-    "middle_drop": _middle_drop,
-    "double_middle_drop": _double_middle_drop,
+    "middle_drop": lambda p: 1 - p if 1 - p >= 0.75 else 0.075,
+    "double_middle_drop": lambda p: 1 - p if 1 - p >= 0.75 else 0.075 if 1 - p >= 0.25 else 0.125,
 }
 """Factors as functions of the progress p of training, from 0 to 1."""
 

@@ -38,7 +38,7 @@ ALGORITHM: dict[str, set[str]] = {
     "update": {"distributions", "estimators", "policies", "sequences"},
     "masks": {"checks", "distributions", "env_state"},
     "saving": {"buffer", "checks", "policies", "storage"},
-    "rollouts": {"arguments", "checks", "env_state", "finite", "frames", "masks", "saving"},
+    "rollouts": {"arguments", "checks", "env_state", "finite", "frames", "masks", "saving", "sequences"},
     "data_parallel": {"arguments", "distributed", "finite", "rollouts"},
     "checkpoint": {"storage"},
     "resuming": {"arguments", "checkpoint", "checks", "data_parallel", "distributed", "env_state", "storage"},

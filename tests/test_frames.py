@@ -17,7 +17,7 @@ from stable_baselines3.common.envs import FakeImageEnv
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecFrameStack, VecNormalize
 
 from sb3_acer import ACER, SequenceReplayBuffer
-from sb3_acer.columns import Column, FrameColumn, Places
+from sb3_acer.columns import Column, FrameColumn
 from sb3_acer.frames import FrameStack, find_frame_stack
 from sb3_acer.sequences import SequenceBatch
 from tests.helpers import Recorder
@@ -380,8 +380,7 @@ def test_stacks_of_more_frames_than_a_byte_counts_are_restored() -> None:
         if row % n_steps == n_steps - 1:
             column.write(n_steps, stacks[row + 1])
             column.finish(row // n_steps)
-    rows, envs = np.arange(n_rows)[:, np.newaxis].repeat(2, 1), np.arange(2)
-    restored = column.take(Places(rows, envs, rows * 2 + envs))
+    restored = column.take(np.arange(n_rows * 2).reshape(n_rows, 2))
     np.testing.assert_array_equal(restored.numpy(), stacks[:-1])
 
 

@@ -178,14 +178,12 @@ class AtariVecEnv(VecEnv):
         max_frames = check_integer("max_frames", max_frames)
         noop_max = check_integer("noop_max", noop_max, 0)
         num_threads = check_integer("num_threads", num_threads, 0)
-        self.sticky = usual_sticky if sticky is None else sticky
-        self.episodic_life = episodic_life
-        self.clip_reward = clip_reward
-        switches = {"episodic_life": episodic_life, "clip_reward": clip_reward, "fire_reset": fire_reset}
-        for name, value in {**switches, "full_action_space": full_action_space}.items():
-            check_boolean(name, value)
+        self.sticky = check_number("sticky", usual_sticky if sticky is None else sticky, 0, 1)
+        self.episodic_life = check_boolean("episodic_life", episodic_life)
+        self.clip_reward = check_boolean("clip_reward", clip_reward)
+        check_boolean("fire_reset", fire_reset)
+        check_boolean("full_action_space", full_action_space)
         seed = check_seed("seed", seed)
-        check_number("sticky", self.sticky, 0, 1)
         _require_rom(game)
         self._ale = AtariVectorEnv(
             game,

@@ -39,7 +39,7 @@ from sb3_acer.checks import require
 from sb3_acer.distributed import RankError, from_first, rank, torchrun_group, world_size
 from sb3_acer.hyperparams import ENTRIES_FILE
 from sb3_acer.zoo.display import draw_offscreen, ffmpeg_on_path, figures_saved, watchable_env
-from sb3_acer.zoo.experiment import ARGUMENTS, LOG_FOLDER, Experiment, command, run_to_resume
+from sb3_acer.zoo.experiment import ARGUMENTS, LOG_FOLDER, Experiment, command, fitting_window, run_to_resume
 from sb3_acer.zoo.masking import Algorithms, evaluate_policy
 from sb3_acer.zoo.mistakes import check_counts, in_one_line, unknown_environment
 from sb3_acer.zoo.registration import register
@@ -235,7 +235,8 @@ def train_on_rank(arguments: list[str]) -> None:
         rest = settings.parse_known_args(rest)[1]
         rest = [*rest, *(["-params", *before, *now] if before or now else [])]
     if world_size() > 1:
-        rest = [*rest, f"--seed={from_first(seed_of(rest))}"]
+        seed = value_of(rest, "--seed", type=int, default=-1)
+        rest = [*rest, f"--seed={from_first(seed if seed >= 0 else secrets.randbelow(2**32 - 1))}"]
     if own.checkpoint_freq is not None and own.checkpoint_freq < 1:
         parser.error(f"--checkpoint-freq must be at least 1, got {own.checkpoint_freq}")
     if own.checkpoint_freq is not None and (algo := experiment_of(rest)[0]) != "acer":
@@ -261,14 +262,6 @@ def experiment_of(arguments: list[str]) -> tuple[str, str, str]:
     """
     options = experiment_parser().parse_known_args(arguments)[0]
     return options.algo, options.env, options.log_folder
-
-
-def seed_of(arguments: list[str]) -> int:
-    """
-    :return: the seed that is among the arguments of the zoo's train; without one it is drawn
-    """
-    seed: int = value_of(arguments, "--seed", type=int, default=-1)
-    return seed if seed >= 0 else secrets.randbelow(2**32 - 1)
 
 
 def run_training(name: str, arguments: list[str], n_runs: int = 1) -> None:
@@ -371,8 +364,7 @@ def plot_train(arguments: list[str]) -> None:
     if runs and successes and not any("is_success" in each for each in episodes):  # the zoo would draw no line
         sys.exit(f"sb3-acer plot-train: {runs[0]} must have episodes with is_success for -y success, got none")
     shortest = min((len(each) for each in episodes if len(each)), default=0)  # the zoo leaves out the others
-    fitting = min(fitting_window(shortest), max(shortest, 1))
-    window = value_of(arguments, "-w", "--episode-window", type=int, default=fitting)
+    window = value_of(arguments, "-w", "--episode-window", type=int, default=fitting_window(shortest))
     if runs and not shortest:
         sys.exit(f"sb3-acer plot-train: {runs[0]} must have a finished episode before -max, got none")
     if runs and not 1 <= window <= shortest:  # the zoo would draw no line
@@ -403,14 +395,6 @@ def runs_to_plot(name: str, arguments: list[str], files: str) -> tuple[list[Path
             sys.exit(f"sb3-acer {name}: {place} must have a run of {env_id} with {files}, got none")
         found += runs
     return found, names
-
-
-def fitting_window(n_episodes: int) -> int:
-    """
-    :param n_episodes: of the shortest run
-    :return: number of episodes for a running mean that shows its course: a tenth, at most 100
-    """
-    return min(max(n_episodes // 10, 5), 100)
 
 
 def all_plots(arguments: list[str]) -> None:
@@ -470,10 +454,7 @@ def record_training(arguments: list[str]) -> None:
         if not found:
             sys.exit("sb3-acer record-training: ffmpeg is needed to join the videos: install ffmpeg")
         run = ["--exp-id", str(run_to_record(arguments))]
-        try:
-            run_module("record-training", SAVED_AGENT, [*arguments, *run])
-        except AssertionError as error:
-            sys.exit(f"sb3-acer record-training: {error}")
+        run_module("record-training", SAVED_AGENT, [*arguments, *run])
 
 
 def benchmark(arguments: list[str]) -> None:
@@ -507,10 +488,6 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
 }
 
 
-def description(name: str) -> list[str]:
-    return inspect.cleandoc(COMMANDS[name].__doc__ or "").splitlines()
-
-
 def asks_for_help(arguments: list[str]) -> bool:
     return not {"-h", "--help"}.isdisjoint(arguments)
 
@@ -522,7 +499,7 @@ def main(arguments: list[str]) -> int:
     """
     name, *rest = arguments
     if asks_for_help(rest):
-        print("\n".join(description(name)), end="\n\n")
+        print(inspect.getdoc(COMMANDS[name]), end="\n\n")
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # for --gym-packages, as python -m has it
     register()

@@ -298,17 +298,14 @@ class Experiment(ExperimentManager):
                 print(f"Agent: {self.save_path}/{self.env_name}.zip", flush=True)
                 if self.checkpoint_freq is not None and distributed.world_size() == 1:  # else of all ranks, or none
                     model.save_checkpoint(folder / CHECKPOINTS, with_env=False)
-            if (
-                isinstance(error, distributed.RankError) or not stop.stopped_by
-            ):  # Ctrl-C ends the processes of environments too
+            # Ctrl-C ends the processes of environments too.
+            if isinstance(error, distributed.RankError) or not stop.stopped_by:
                 raise
         finally:
             self.stopped_by = stop.stopped_by
             for callback in self.callbacks if has_failed else []:
-                if isinstance(callback, ProgressBarCallback) and hasattr(
-                    callback, "pbar"
-                ):  # else it stays on the screen
-                    callback.on_training_end()
+                if isinstance(callback, ProgressBarCallback) and hasattr(callback, "pbar"):
+                    callback.on_training_end()  # else it stays on the screen
             assert model.env is not None
             model.env.close()
 
@@ -439,7 +436,7 @@ def learning_curve(steps: np.ndarray, rewards: np.ndarray, title: str) -> Figure
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.add_subplot()
     axes.scatter(steps, rewards, s=9, color="tab:blue", alpha=0.3, linewidths=0, label="episode")
-    window = min(100, len(rewards), max(5, len(rewards) // 10))
+    window = fitting_window(len(rewards))
     mean_steps, means = window_func(steps, rewards, window, np.mean)
     axes.plot(mean_steps, means, color="tab:blue", linewidth=2, label=f"mean of the last {window} episodes")
     axes.set(title=title, xlabel="environment steps", ylabel="episode reward")
@@ -450,6 +447,11 @@ def learning_curve(steps: np.ndarray, rewards: np.ndarray, title: str) -> Figure
     axes.grid(alpha=0.3)
     axes.legend(frameon=False, loc="best")
     return figure
+
+
+def fitting_window(n_episodes: int) -> int:
+    """Number of episodes for a running mean that shows its course: a tenth, from 5 to 100, if there are as many."""
+    return min(n_episodes, max(n_episodes // 10, 5), 100)
 
 
 def _number_of(value: Any) -> Any:

@@ -1,5 +1,6 @@
 """The commands: rl-zoo's scripts with ACER registered."""
 
+import inspect
 import re
 import shlex
 import shutil
@@ -87,8 +88,10 @@ def test_help_says_what_a_command_does_and_the_zoos_own_arguments(
         commands.main([name, "--help"])
     assert exit_info.value.code == 0
     printed = capsys.readouterr().out
-    assert printed.startswith("\n".join(commands.description(name)))
-    assert commands.description(name)[0] == SUMMARIES[name]
+    description = inspect.getdoc(commands.COMMANDS[name])
+    assert description is not None
+    assert printed.startswith(description)
+    assert description.splitlines()[0] == SUMMARIES[name]
     assert "options:" in printed
     assert not list(shell.iterdir())
 
@@ -182,7 +185,7 @@ def test_evaluations_that_cannot_be_plotted_together_are_one_line(tmp_path: Path
 
 
 def test_a_running_mean_is_over_a_tenth_of_the_shortest_run() -> None:
-    assert [commands.fitting_window(n_episodes) for n_episodes in (200, 20, 5000, 0)] == [20, 5, 100, 5]
+    assert [experiment.fitting_window(n_episodes) for n_episodes in (200, 20, 5000, 3)] == [20, 5, 100, 3]
 
 
 def arguments_of_tune(*arguments: str) -> list[str]:
