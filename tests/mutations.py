@@ -29,8 +29,7 @@ def mutated(content: bytes, others: list[bytes], rng: np.random.Generator) -> by
                 for _ in range(rng.integers(1, 5)):
                     result[int(rng.integers(max(end, 1))) % max(len(result), 1)] = int(rng.integers(256))
             case 1:
-                del result[place + (length if rng.random() < 0.8 else 0) :]
-                result += content[len(result) :] if rng.random() < 0.7 else b""
+                del result[place:]
             case 2:
                 result[place:place] = rng.bytes(length)
             case 3:

@@ -474,11 +474,20 @@ def test_sequences_without_their_first_steps_are_the_rest(case: Case, n_left_out
     buffer, _ = filled(case)
     n_left_out = min(n_left_out, case.n_steps - 1)
     batch = buffer.sample(9, rng=np.random.default_rng(case.seed))
+    batch = batch._replace(
+        weights=th.randn_like(batch.weights),
+        masks=th.randn(case.n_steps + 1, 9, 4) > 0,
+        final_masks=th.randn(len(batch.final_steps), 4) > 0,
+    )
     whole = deepcopy(batch)
     states = th.randn(9, 3)
     rest = batch.after(n_left_out, states)
     np.testing.assert_array_equal(rest.envs, batch.envs)
     assert th.equal(rest.ends, batch.ends[n_left_out:])
+    assert th.equal(rest.weights, batch.weights[n_left_out:])
+    assert th.equal(th.as_tensor(rest.masks), th.as_tensor(batch.masks)[n_left_out:])
+    are_left = batch.final_steps >= 9 * n_left_out
+    assert th.equal(th.as_tensor(rest.final_masks), th.as_tensor(batch.final_masks)[are_left])
     for got, sequence, state in zip(sequences(rest), sequences(whole), states.numpy(), strict=True):
         observations = {key: rows[n_left_out:] for key, rows in sequence.observations.items()}
         finals = {t - n_left_out: rows for t, rows in sequence.finals.items() if t >= n_left_out}

@@ -9,7 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch as th
-from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EvalCallback, EveryNTimesteps
+from stable_baselines3.common.callbacks import (
+    BaseCallback,
+    CallbackList,
+    CheckpointCallback,
+    EvalCallback,
+    EveryNTimesteps,
+)
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import KVWriter, Logger
 from stable_baselines3.common.running_mean_std import RunningMeanStd
@@ -330,6 +336,33 @@ def test_a_rank_that_is_killed_in_training_is_named() -> None:
         assert str(result).startswith("RankError: training stops: rank 1 (process ")
 
 
+def test_checkpoint_callbacks_are_of_rank_0(tmp_path: Path) -> None:
+    def act(rank: int) -> bool:
+        folder = tmp_path / str(rank)
+        make_model().learn(64, [CheckpointCallback(8, str(folder))])
+        return folder.exists()
+
+    assert on_ranks(act) == [True, False]
+
+
+def test_successes_are_of_all_ranks() -> None:
+    class Succeeds(Recorder):
+        def __init__(self, succeeds: bool) -> None:
+            super().__init__()
+            self.succeeds = succeeds
+
+        def step(self, action: Any) -> Any:
+            *step, info = super().step(action)
+            return *step, {**info, "is_success": self.succeeds}
+
+    def act(rank: int) -> list[bool]:
+        return [*(make_model(make_vec_env(lambda: Succeeds(rank == 1), 2)).learn(64).ep_success_buffer or [])]
+
+    ours, theirs = on_ranks(act)
+    assert ours == theirs
+    assert sorted(ours) == [False] * 4 + [True] * 4
+
+
 def test_ranks_that_cannot_train_together_say_why() -> None:
     def act(rank: int) -> None:
         make_model(make_vec_env("CartPole-v1", rank + 1)).learn(64)
@@ -439,12 +472,14 @@ def test_training_continues_on_another_number_of_ranks(n_ranks: int, tmp_path: P
     def resume(rank: int) -> Any:
         with pytest.warns(UserWarning, match=f"there were 2 ranks, and now there are {n_ranks}"):
             model = ACER.load_checkpoint(tmp_path, VecNormalize(make_vec_env("CartPole-v1", 2)), device="cpu")
+        assert model.env is not None
+        first = deepcopy(model.env.unwrapped).reset()
         kept, draws = sequences(model), [rng.random() for rng in deepcopy(model._rngs)]
         model.learn(640)
         normalize = model.get_vec_normalize_env()
         assert normalize is not None
         statistics: Any = normalize.obs_rms
-        return kept, draws, model.num_timesteps, networks(model), statistics.count
+        return kept, draws, model.num_timesteps, networks(model), statistics.count, first
 
     before = set.union(*on_ranks(save))
     assert len(before) == 2 * 2 * 10
@@ -460,6 +495,7 @@ def test_training_continues_on_another_number_of_ranks(n_ranks: int, tmp_path: P
         assert each[2] == (640 if n_ranks == 1 else 656)
         require_same(each[3], results[0][3])
         assert each[4] == results[0][4]
+    assert len(np.unique(np.concatenate([each[5] for each in results]), axis=0)) == 2 * n_ranks  # episodes of their own
 
 
 def test_more_ranks_with_fewer_environments_keep_all_that_one_rank_had(tmp_path: Path) -> None:

@@ -20,9 +20,11 @@ from sb3_acer.estimators import (
     correction_factors,
     correction_gain,
     off_policy_returns,
+    retrace_traces,
     truncated_factor,
     truncated_gain,
     trust_region,
+    value_target,
 )
 from sb3_acer.heads import DuelingHead
 from sb3_acer.policies import ACERPolicy
@@ -274,13 +276,13 @@ def test_continuous_actions_have_pfrls_ratios_returns_gradients_and_projection(p
     v, q_values = case["v"], case["Q"]
     next_values = th.cat((v[1:], case["bootstrap"].reshape(1)))
     ones = th.ones_like(v)
-    traces = ratio.pow(1 / family.trace_root).clamp(max=1)
+    traces = retrace_traces(ratio, family.trace_root)
     exactly_close(traces, case["c_ret"])
     steps = (case["rewards"], gamma * ones, next_values, q_values)
     q_ret, q_opc = off_policy_returns(*steps, traces, ones), off_policy_returns(*steps, ones, ones)
     exactly_close(q_ret, case["Q_ret"])
     exactly_close(q_opc, case["Q_opc"])
-    exactly_close(ratio.clamp(max=1) * (q_ret - q_values) + v, case["v_target"])
+    exactly_close(value_target(ratio, q_ret, q_values, v), case["v_target"])
 
     advantages = (case["Q_dash"] - v).unsqueeze(-1)
     weight = truncated_factor(ratio, q_opc - v, c)

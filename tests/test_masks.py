@@ -452,24 +452,59 @@ def test_masks_by_contribs_wrapper_also_of_an_environment_that_is_wrapped_itself
     assert doors.n_steps == n_steps
 
 
-class Silent(DummyVecEnv):
-    """A vectorised environment of one's own making, which keeps its info to itself."""
+class Foreign(VecEnv):
+    """A vectorised environment of one's own making."""
+
+    def __init__(self, venv: VecEnv) -> None:
+        self.venv = venv
+        super().__init__(venv.num_envs, venv.observation_space, venv.action_space)
+
+    def reset(self) -> Any:
+        return self.venv.reset()
+
+    def step_async(self, actions: np.ndarray) -> None:
+        self.venv.step_async(actions)
 
     def step_wait(self) -> Any:
-        *results, infos = super().step_wait()
-        for info in infos:
-            info.pop("action_masks", None)
-        return *results, infos
+        return self.venv.step_wait()
+
+    def close(self) -> None:
+        self.venv.close()
+
+    def get_attr(self, name: str, indices: Any = None) -> Any:
+        return self.venv.get_attr(name, indices)
+
+    def set_attr(self, name: str, value: Any, indices: Any = None) -> None:
+        self.venv.set_attr(name, value, indices)
+
+    def env_method(self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any) -> Any:
+        return self.venv.env_method(method_name, *args, indices=indices, **kwargs)
+
+    def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> Any:
+        return self.venv.env_is_wrapped(wrapper_class, indices)
 
 
 def test_where_the_mask_of_a_final_observation_is_not_known_all_its_actions_count_as_valid() -> None:
-    agent = make_agent(Silent([Doors]))
+    agent = make_agent(Foreign(DummyVecEnv([Doors])))
     agent.learn(120)
     batch = every_sequence(agent)
     assert batch.final_masks is not None
     assert len(batch.final_masks)
     assert bool(batch.final_masks.all())
     assert not bool(th.as_tensor(batch.masks).all())
+
+
+def test_a_step_that_a_program_has_replaced_is_used() -> None:
+    env, taken = Doors(), []
+    own = env.step
+
+    def step(action: Any) -> Any:
+        taken.append(action)
+        return own(action)
+
+    env.step = step  # type: ignore[method-assign]
+    make_agent(DummyVecEnv([lambda: env])).learn(12)
+    assert len(taken) == 12
 
 
 def test_a_pickled_environment_has_masks_of_final_observations_too() -> None:

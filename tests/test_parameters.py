@@ -22,6 +22,13 @@ from sb3_acer.policies import ACERPolicy, MlpPolicy
 from tests.helpers import Catch
 
 ELEMENTWISE_BY_NAME = sorted(ELEMENTWISE, key=lambda each: str(each))
+RMSPROP: list[dict[str, Any]] = [
+    {"alpha": 0.5, "eps": 0.1},
+    {"momentum": 0.9},
+    {"centered": True},
+    {"weight_decay": 0.1},
+]
+OPTIMIZERS = [*((each, {}) for each in ELEMENTWISE_BY_NAME), *((RMSpropTFLike, kwargs) for kwargs in RMSPROP)]
 
 
 def a_network(dtype: th.dtype = th.float64) -> nn.Sequential:
@@ -41,10 +48,9 @@ def loss_of(network: nn.Module) -> th.Tensor:
 
 def is_flat(flat: FlatParameters) -> bool:
     """Whether parameters and gradients are views of the vectors."""
-    for vector in flat.vectors:
-        memory = {vector.data_ptr() + i * vector.element_size() for i in range(vector.numel())}
-        if not any(parameter.data_ptr() in memory for parameter in flat.parameters):
-            return False
+    memory = [range(vector.data_ptr(), vector.data_ptr() + vector.nbytes) for vector in flat.vectors]
+    if not all(any(parameter.data_ptr() in part for part in memory) for parameter in flat.parameters):
+        return False
     flat.zero_grad()
     for vector in flat.vectors:
         if vector.grad is not None:
@@ -66,12 +72,14 @@ def test_values_shapes_and_order_of_memory_stay() -> None:
     assert is_flat(flat)
 
 
-@pytest.mark.parametrize("optimizer_class", ELEMENTWISE_BY_NAME, ids=lambda each: each.__name__)
-def test_steps_equal_those_of_single_parameters(optimizer_class: Callable[..., th.optim.Optimizer]) -> None:
+@pytest.mark.parametrize(("optimizer_class", "kwargs"), OPTIMIZERS, ids=str)
+def test_steps_equal_those_of_single_parameters(
+    optimizer_class: Callable[..., th.optim.Optimizer], kwargs: dict[str, Any]
+) -> None:
     network, same = a_network(), a_network()
     flat = FlatParameters(network)
-    ours = flat.make_optimizer(optimizer_class, 1e-2, {})
-    theirs = optimizer_class(same.parameters(), lr=1e-2)
+    ours = flat.make_optimizer(optimizer_class, 1e-2, kwargs)
+    theirs = optimizer_class(same.parameters(), lr=1e-2, **kwargs)
     assert len(ours.param_groups[0]["params"]) == 1
     for _ in range(20):
         flat.zero_grad()
@@ -294,10 +302,12 @@ def test_the_memory_of_a_policy_can_be_shared_with_other_processes() -> None:
     assert is_flat(model.policy.flat)
 
 
-def test_a_pickled_policy_is_flat() -> None:
-    policy = pickle.loads(pickle.dumps(a_network()))
-    flat = pickle.loads(pickle.dumps(FlatParameters(policy)))
-    assert is_flat(flat)
+def test_a_pickled_policy_is_flat_and_acts_alike() -> None:
+    policy = a_policy()
+    other = pickle.loads(pickle.dumps(policy))
+    assert is_flat(other.flat)
+    for own, theirs in zip(policy.parameters(), other.parameters(), strict=True):
+        assert th.equal(own, theirs)
 
 
 def test_loading_parameters_keeps_a_policy_flat() -> None:

@@ -62,10 +62,14 @@ class KillAt(BaseCallback):
 
 
 class Recording(BaseCallback):
-    """Logs the mean of all rewards since the log was last written, which the logger's counters hold."""
+    """
+    Logs the mean of all rewards since the log was last written, which the logger's counters hold, and draws from the
+    generators that all of a process shares.
+    """
 
     def _on_step(self) -> bool:
         self.logger.record_mean("rollout/reward", float(np.mean(self.locals["rewards"])))
+        self.logger.record("rollout/draws", random.random() + np.random.random())
         return True
 
 
@@ -327,8 +331,25 @@ def test_a_damaged_file_is_refused(name: str, tmp_path: Path) -> None:
     content = bytearray((path / name).read_bytes())
     content[len(content) // 2] ^= 255
     (path / name).write_bytes(content)
-    with pytest.raises(Exception, match=r"."):
+    with pytest.raises(ValueError, match=f"{path / name} could not be loaded: it has changed since it was written"):
         make_model(tmp_path)
+
+
+def test_learn_keeps_as_many_checkpoints_as_it_is_told(tmp_path: Path) -> None:
+    make_model().learn(96, checkpoint=tmp_path, checkpoint_freq=16, checkpoint_keep=4)
+    assert len([path for path in tmp_path.iterdir() if path.is_dir()]) == 4
+
+
+def test_another_number_of_threads_is_warned_of(tmp_path: Path) -> None:
+    before = th.get_num_threads()
+    make_model().learn(64).save_checkpoint(tmp_path)
+    try:
+        th.set_num_threads(before + 1)
+        rule = f"torch had {before} threads when the checkpoint was saved, and now has {before + 1}"
+        with pytest.warns(UserWarning, match=rule):
+            make_model(tmp_path)
+    finally:
+        th.set_num_threads(before)
 
 
 def test_a_checkpoint_is_also_found_by_its_own_folder(tmp_path: Path) -> None:

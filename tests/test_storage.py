@@ -417,6 +417,7 @@ def test_mutated_files_load_or_raise_one_error_that_names_them(
     agents, files = [small_agent(), other()], []
     for agent in agents:
         save(agent, path)
+        load(agent, path)  # undamaged
         files.append(path.read_bytes())
     n_loaded, wrong = 0, []
     with memory_for(2**32) as used:
@@ -430,7 +431,7 @@ def test_mutated_files_load_or_raise_one_error_that_names_them(
             agent.replay_buffer = buffer
         assert used() < 2**30
     assert not wrong
-    assert 0 < n_loaded < n * 0.9
+    assert n_loaded < n * 0.9
 
 
 def test_a_pickle_in_place_of_a_replay_buffer_is_refused_and_never_run(tmp_path: Path) -> None:
@@ -448,11 +449,16 @@ def test_a_replay_buffer_of_other_spaces_or_with_bad_numbers_is_refused_and_the_
     with pytest.raises(ValueError, match=r"buffer could not be loaded: the replay buffer must have observations and"):
         agent.load_replay_buffer(tmp_path / "buffer")
     spoiled = small_agent()
-    assert spoiled.replay_buffer._ring is not None
-    spoiled.replay_buffer._ring.steps["rewards"].ring[3] = th.nan
-    spoiled.save_replay_buffer(tmp_path / "buffer")
-    with pytest.raises(ValueError, match=r"buffer could not be loaded: the replay buffer must hold finite numbers"):
-        agent.load_replay_buffer(tmp_path / "buffer")
+    ring = spoiled.replay_buffer._ring
+    assert ring is not None
+    columns: list[Any] = [ring.steps["rewards"], ring.steps["behaviour"], ring.observations[""]]
+    for column in columns:
+        whole = column.ring[3].clone()
+        column.ring[3] = th.nan
+        spoiled.save_replay_buffer(tmp_path / "buffer")
+        with pytest.raises(ValueError, match=r"buffer could not be loaded: the replay buffer must hold finite numbers"):
+            agent.load_replay_buffer(tmp_path / "buffer")
+        column.ring[3] = whole
     assert agent.replay_buffer is mine
 
 
