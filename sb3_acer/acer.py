@@ -18,7 +18,6 @@ from stable_baselines3.common.logger import configure
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
-from stable_baselines3.common.utils import FloatSchedule
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
 
 from sb3_acer import distributed
@@ -194,7 +193,7 @@ class ACER(StableBaselinesInterface):
             gamma=gamma,
             train_freq=(n_steps, "step"),
             replay_buffer_class=cast(type[ReplayBuffer], replay_buffer_class),
-            replay_buffer_kwargs=replay_buffer_kwargs,
+            replay_buffer_kwargs=check_kwargs("replay_buffer_kwargs", replay_buffer_kwargs),
             policy_kwargs=policy_kwargs,
             stats_window_size=stats_window_size,
             tensorboard_log=tensorboard_log,
@@ -274,7 +273,8 @@ class ACER(StableBaselinesInterface):
         used up most of it.
         """
         before = 0 if reset_num_timesteps or self._resumed is not None else self.num_timesteps
-        is_scheduled = self.lr_schedule_name != "constant" and not callable(self.learning_rate)
+        is_own = self.lr_schedule is self._own_schedule
+        is_scheduled = is_own and self.lr_schedule_name != "constant" and not callable(self.learning_rate)
         n_steps = (self.n_steps - self.replay_buffer.step) * self.n_envs * distributed.world_size()
         is_one_rollout = self._resumed is None and 0 < total_timesteps <= n_steps
         if is_scheduled and is_one_rollout and self.learning_rate and not self.lr_schedule(0):
@@ -302,7 +302,7 @@ class ACER(StableBaselinesInterface):
     @th.inference_mode(False)
     def _setup_model(self) -> None:
         self._check_arguments()  # again: `load` has replaced some
-        self.lr_schedule = make_schedule(self.learning_rate, self.lr_schedule_name)
+        self.lr_schedule = self._own_schedule = make_schedule(self.learning_rate, self.lr_schedule_name)
         self._check_learning_rate(1.0)
         loaded_rngs = self._rngs
         self.set_random_seed(self.seed)
@@ -331,6 +331,13 @@ class ACER(StableBaselinesInterface):
             self.replay_buffer.device = self.device
             if self.replay_buffer.n_envs != self.n_envs:
                 self.replay_buffer = self.replay_buffer.with_envs(self.n_envs)
+
+    def _take_lr_schedule(self) -> None:
+        """A name that a program has assigned is that of the argument; a function stays; else ours is made anew."""
+        if isinstance(self.lr_schedule, str):
+            self.lr_schedule_name = self.lr_schedule
+        if self.lr_schedule is self._own_schedule or isinstance(self.lr_schedule, str):
+            self.lr_schedule = self._own_schedule = make_schedule(self.learning_rate, self.lr_schedule_name)
 
     def _check_learning_rate(self, progress_remaining: float) -> None:
         try:
@@ -478,12 +485,9 @@ class ACER(StableBaselinesInterface):
             valid action in a state, or are for Box actions.
         """
         self._require_ready("learn")
-        if isinstance(self.lr_schedule, str):  # assigned to what has the name of the constructor's argument
-            self.lr_schedule_name = self.lr_schedule
+        self._take_lr_schedule()
         self._check_arguments()  # again: attributes may have changed
         self._check_burn_in()
-        if isinstance(self.lr_schedule, (FloatSchedule, str)):  # and not a function that a program has assigned
-            self.lr_schedule = make_schedule(self.learning_rate, self.lr_schedule_name)
         n_steps = self.replay_buffer.n_steps
         require(self.n_steps == n_steps, "n_steps", f"{n_steps}, as when the agent was made", self.n_steps)
         total_timesteps = check_whole("total_timesteps", total_timesteps)
@@ -546,6 +550,7 @@ class ACER(StableBaselinesInterface):
         for policy in (self.policy, self.average_policy):
             policy.flat.keep_attached()
         self.policy.set_training_mode(True)
+        self._take_lr_schedule()
         self._check_learning_rate(self._current_progress_remaining)
         self._update_learning_rate(self.policy.optimizer)
         self.logger.record("train/ent_coef", self._entropy_weight())

@@ -3,6 +3,7 @@
 import operator
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ class FiniteVecEnv(VecEnvWrapper):
         self._count_steps = count_steps
         self._normalize = unwrap_vec_normalize(venv)
         self._forked = forked_workers(venv)
-        self._resets: list[Any] | None = None  # what the environments said at their last reset, after a step
+        self._resets: list[Any] = []  # what the environments said at their last reset, after a step
 
     def reset(self) -> VecEnvObs:
         return self.venv.reset()
@@ -42,7 +43,7 @@ class FiniteVecEnv(VecEnvWrapper):
         with kept_if_refused(self._normalize):
             wait_for_workers(self._forked)
             observations, rewards, dones, infos = self.venv.step_wait()
-            self._resets = list(self.venv.unwrapped.reset_infos)
+            self._mark_resets()
             step = self._count_steps() + self.num_envs
             self.check(observations, step)
             # First what VecNormalize got: its own rewards are NaN for all environments if one of them is.
@@ -54,10 +55,16 @@ class FiniteVecEnv(VecEnvWrapper):
                     _require_finite("observation", final, step, int(env))
         return observations, rewards, dones, infos
 
+    def _mark_resets(self) -> None:
+        """Put copies in place of what the environments say at a reset, since one may return the same dict each time."""
+        base = self.venv.unwrapped
+        if not self._resets or any(map(operator.is_not, self._resets, base.reset_infos)):
+            self._resets = list(map(copy, base.reset_infos))
+            base.reset_infos = list(self._resets)
+
     def has_moved_on(self) -> bool:
         """Whether something else has reset the environment since the last step."""
-        now = self.venv.unwrapped.reset_infos
-        return self._resets is not None and any(map(operator.is_not, self._resets, now))
+        return any(map(operator.is_not, self._resets, self.venv.unwrapped.reset_infos))
 
     def check(self, observations: Any, step: int) -> None:
         """

@@ -353,14 +353,15 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         saved = self._load_checkpoint(found, self.env, self.device)
         self._require_same_arguments(saved)
         of_call = ("_checkpoints", "_log_interval", "_early_logs", "_use_masking")
-        own = ("_logger", "_custom_logger", "verbose", "tensorboard_log", *of_call)
+        own = ("lr_schedule", "_own_schedule", "_logger", "_custom_logger", "verbose", "tensorboard_log", *of_call)
         saved._restore_env(found)
-        if saved.num_timesteps < self.num_timesteps < self._total_timesteps:  # the last call was interrupted
+        if saved._n_updates < self._n_updates:
             warnings.warn(
                 f"the agent goes back from step {self.num_timesteps} to its checkpoint at step {saved.num_timesteps}",
                 stacklevel=4,
             )
         vars(self).update({name: value for name, value in vars(saved).items() if name not in own})
+        vars(self).pop("_finite_env", None)  # the environments are where the checkpoint has them
         if self.verbose and distributed.rank() == 0:
             print(f"Continuing from {found.path}, saved at step {self.num_timesteps}")
 

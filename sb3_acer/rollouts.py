@@ -178,12 +178,13 @@ class RolloutAlgorithm(SavingAlgorithm):
 
     def _require_same_env(self) -> None:
         """
-        :raises ValueError: if a callback has set another environment, or has the same one reset
+        :raises ValueError: if a callback has set another environment, or has reset this one
         """
-        if self.env is not self._finite_env.venv or self._last_obs is None:
+        if self.env is not self._finite_env.venv or self._last_obs is None or self._finite_env.has_moved_on():
             raise ValueError(
-                "env must stay the same within learn, got another one from set_env. Let the callback return False, and "
-                "set it between two calls of learn; the second one goes on by reset_num_timesteps=False"
+                "env must be left alone within learn, but a callback has reset it or set another one. Callbacks "
+                "evaluate and record in an environment of their own. Another one is set between two calls of learn: "
+                "let the callback return False; the second call goes on by reset_num_timesteps=False"
             )
 
     def _store_transition(

@@ -80,7 +80,10 @@ class SavingAlgorithm(OffPolicyAlgorithm):
         optimizer = self.policy.optimizer
         options = optimizer.param_groups[0].keys()
         try:
-            super().set_parameters(deepcopy(load_path_or_dict), exact_match)
+            given = dict(load_path_or_dict)
+            for part in given.keys() & {"policy.optimizer"}:  # loading copies parameters, but not the optimiser's state
+                given[part] = deepcopy(given[part])
+            super().set_parameters(given, exact_match)
             if lacking := options - optimizer.param_groups[0].keys():
                 raise ValueError(f"the state of an optimizer without {', '.join(sorted(lacking))}")
         except Exception as error:

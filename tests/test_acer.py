@@ -32,7 +32,7 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import KVWriter, Logger
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, CombinedExtractor, FlattenExtractor
-from stable_baselines3.common.utils import ConstantSchedule, set_random_seed
+from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, set_random_seed
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecFrameStack, VecNormalize
 from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
@@ -583,6 +583,8 @@ def test_parameters_and_the_optimisers_state_are_copies_without_the_rest_of_thei
     assert len(pickle.dumps(parameters)) < 1.5 * n_bytes
     parameters = model.learn(20).get_parameters()
     expected = deepcopy(parameters)
+    perturbed = {name: value + 0.01 for name, value in model.policy.named_parameters()}
+    model.set_parameters({"policy": perturbed}, exact_match=False)  # with a gradient history
     for _ in range(2):
         model.learn(20)
         model.set_parameters(parameters)
@@ -623,7 +625,7 @@ def test_another_environment_within_a_call_of_learn_is_refused(hook: str, force_
         return True
 
     setattr(Curriculum, hook, set_env)
-    with pytest.raises(ValueError, match="env must stay the same within learn, got another one from set_env"):
+    with pytest.raises(ValueError, match="env must be left alone within learn, but a callback has reset it"):
         model.learn(100, Curriculum())
     model.learn(40, reset_num_timesteps=False)
     assert other.get_attr("clock")[0][1] >= 20  # steps
@@ -1065,8 +1067,13 @@ def test_a_learning_rate_assigned_between_two_calls_counts() -> None:
     assert rate["lr"] == 1e-3
     model.learning_rate = 1e-5
     assert model.learn(20).policy.optimizer.param_groups[0]["lr"] == 1e-5
-    model.lr_schedule = lambda remaining: 2e-4  # as with SB3's algorithms
-    assert model.learn(20).policy.optimizer.param_groups[0]["lr"] == 2e-4
+    schedules: list[Any] = [lambda remaining: 2e-4, FloatSchedule(2e-4)]  # as with SB3's algorithms
+    for schedule in schedules:
+        model.lr_schedule = schedule
+        assert model.learn(20).policy.optimizer.param_groups[0]["lr"] == 2e-4
+        model.lr_schedule = "constant"  # type: ignore[assignment]
+        model.train(1)
+        assert model.policy.optimizer.param_groups[0]["lr"] == 1e-5
     model.lr_schedule = "linear"  # type: ignore[assignment]
     assert model.learn(40).policy.optimizer.param_groups[0]["lr"] == 0
     model.lr_schedule = "falling"  # type: ignore[assignment]
@@ -1095,6 +1102,31 @@ def test_after_an_evaluation_on_its_environment_an_agent_resets_it() -> None:
     assert batch.truncated[:, 0].tolist() == [False, True, False, False, False]
     model.learn(5, reset_num_timesteps=False)  # nothing else has moved it on
     assert model.replay_buffer.latest().observations[0, 0, 0] == 3  # type: ignore[index]
+
+
+ONE_INFO: dict[str, Any] = {}
+
+
+class OneInfo(Recorder):
+    """Returns the same dict at every reset."""
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        return super().reset(**kwargs)[0], ONE_INFO
+
+
+@pytest.mark.parametrize("env", [Recorder, OneInfo])
+@pytest.mark.parametrize("hook", ["_on_step", "_on_rollout_end"])
+def test_a_callback_that_evaluates_on_the_training_environment_is_an_error(hook: str, env: type[Recorder]) -> None:
+    def evaluates(callback: BaseCallback) -> bool:
+        if callback.num_timesteps > 7:
+            evaluate_policy(callback.model, callback.training_env, 1)
+        return True
+
+    callback = type("Evaluates", (Watch,), {hook: evaluates})()
+    model = small(env(), n_steps=5)
+    with pytest.raises(ValueError, match="a callback has reset it"):
+        model.learn(20, callback)
+    model.learn(20, reset_num_timesteps=False)
 
 
 @pytest.mark.parametrize("loads", [True, False])

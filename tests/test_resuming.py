@@ -17,6 +17,7 @@ import pytest
 import torch as th
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback, EveryNTimesteps, ProgressBarCallback
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import KVWriter, Logger
 from stable_baselines3.common.monitor import load_results
 from stable_baselines3.common.torch_layers import FlattenExtractor
@@ -513,6 +514,17 @@ def test_settings_that_hold_an_array_are_compared(tmp_path: Path) -> None:
         ACER.load(tmp_path / "agent", policy_kwargs=options(2))
 
 
+def test_a_schedule_that_a_program_assigns_is_used_after_an_interruption_too(tmp_path: Path) -> None:
+    def program(folder: Path, *callbacks: BaseCallback) -> ACER:
+        model = make_model()
+        model.lr_schedule = lambda remaining: 5e-5
+        return model.learn(300, [*callbacks], checkpoint=folder, checkpoint_freq=64)
+
+    with pytest.raises(Killed):
+        program(tmp_path / "parts", KillAt(201))
+    require_same(state_of(program(tmp_path / "parts")), state_of(program(tmp_path / "whole")))
+
+
 def test_settings_beside_a_function_are_compared(tmp_path: Path) -> None:
     def model(width: int) -> ACER:
         settings = {"net_arch": [width], "activation_fn": partial(th.nn.LeakyReLU, 0.2)}
@@ -622,10 +634,14 @@ def test_an_agent_that_has_learnt_is_not_replaced_by_another_run(tmp_path: Path)
 def test_going_back_to_a_checkpoint_is_warned_of(tmp_path: Path) -> None:
     model = make_model()
     with pytest.raises(Killed):
-        model.learn(300, KillAt(201), checkpoint=tmp_path, checkpoint_freq=64)
-    with pytest.warns(UserWarning, match="the agent goes back from step 202 to its checkpoint at step 192"):
+        model.learn(300, KillAt(221), checkpoint=tmp_path, checkpoint_freq=64)
+    evaluate_policy(model, model.get_env(), 2)  # type: ignore[arg-type]
+    with pytest.warns(UserWarning, match="the agent goes back from step 222 to its checkpoint at step 192"):
         model.learn(300, checkpoint=tmp_path)
     require_same(state_of(model), state_of(make_model().learn(300)))
+    model.learn(100, reset_num_timesteps=False)
+    with pytest.warns(UserWarning, match="the agent goes back from step 416 to its checkpoint at step 304"):
+        model.learn(400, checkpoint=tmp_path)
 
 
 @pytest.mark.filterwarnings("error:the agent goes back")
