@@ -55,8 +55,10 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("n_steps", "buffer_size", "n_action_samples", "stats_window_size"), check_integer),
     "burn_in": partial(check_integer, least=0),
     "batch_size": _or_none(check_integer),
-    **dict.fromkeys(("q_coef", "ent_coef", "rprop_epsilon", "replay_ratio"), _WEIGHT),
-    **dict.fromkeys(("correction_term", "delta", "replay_start"), check_number),
+    **dict.fromkeys(("q_coef", "ent_coef", "replay_ratio"), _WEIGHT),
+    "rprop_epsilon": partial(check_number, low=1e-30, high=1e6),
+    **dict.fromkeys(("correction_term", "delta"), partial(check_number, high=1e30)),
+    "replay_start": check_number,
     "max_grad_norm": _or_none(_WEIGHT),
     **dict.fromkeys(("trust_region", "full_tensorboard_log"), check_boolean),
     **dict.fromkeys(("lr_schedule", "ent_schedule"), partial(check_choice, choices=SCHEDULES)),
@@ -66,8 +68,8 @@ RULES: dict[str, Rule] = {
     "verbose": check_verbose,
 }
 """
-Each returns the value that is used. Weights beyond 1e6 would soon overflow float32, and so many replayed batches after
-each rollout would never end.
+Each returns the value that is used. Weights beyond 1e6 would soon overflow float32, bounds beyond 1e30 at once, and so
+many replayed batches after each rollout would never end. With an epsilon of 0 RMSProp could divide 0 by 0.
 """
 
 ATTRIBUTES = {"lr_schedule": "lr_schedule_name", "stats_window_size": "_stats_window_size"}

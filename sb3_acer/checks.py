@@ -190,6 +190,7 @@ def check_parameters(name: str, given: Any, own: dict[str, th.Tensor], exact_mat
             tensor = tensors[key] = th.as_tensor(value)
         except (TypeError, ValueError, RuntimeError) as error:
             raise ValueError(f"{part} must be an array of numbers, got {value!r}") from error
-        require(not tensor.is_complex() and bool(tensor.isfinite().all()), part, "finite numbers", value)
+        is_finite = not tensor.is_complex() and bool(tensor.to(own[key].dtype).isfinite().all())
+        require(is_finite, part, f"finite numbers of {own[key].dtype}", value)
         require(tensor.shape == own[key].shape, part, f"of shape {tuple(own[key].shape)}", tuple(tensor.shape))
     return tensors

@@ -30,6 +30,11 @@ EPSILON = 1e-6
 
 MAX_LOG_RATIO = 60.0
 """Importance ratios are at most e^60, far beyond any truncation constant in use. Sums of them fit into float32."""
+MIN_LOG_RATIO = -87.0
+"""
+Ratios of actions that pi may take are at least e^-87, the smallest normal number of float32. Traces are their d-th
+root, which for many components is far from 0.
+"""
 
 
 class Family(ABC):
@@ -161,7 +166,8 @@ class Family(ABC):
         """
         # A difference of logarithms: the product of many factors' ratios can overflow float32 on the way.
         log_ratio = self.log_likelihood(stats, actions) - self.log_prob(behaviour, actions)
-        return log_ratio.clamp(max=MAX_LOG_RATIO).exp()
+        ratio = log_ratio.clamp(MIN_LOG_RATIO, MAX_LOG_RATIO).exp()
+        return ratio * (log_ratio > -math.inf)  # 0 where pi never takes the action
 
     def ratios(
         self, stats: th.Tensor, behaviour: th.Tensor, actions: th.Tensor, candidates: th.Tensor
@@ -589,7 +595,7 @@ class DiagonalGaussian(Family):
         distances, mu_distances = (actions - mean) / std, (actions - mu_mean) / mu_std
         log_ratios = th.addcmul((mu_std / std).log(), mu_distances, mu_distances, value=0.5)
         log_ratios = log_ratios.addcmul_(distances, distances, value=-0.5)
-        return log_ratios.sum(-1).clamp(max=MAX_LOG_RATIO).exp()
+        return log_ratios.sum(-1).clamp(MIN_LOG_RATIO, MAX_LOG_RATIO).exp()
 
     def entropy(self, stats: th.Tensor) -> th.Tensor:
         std = stats.chunk(2, -1)[1]

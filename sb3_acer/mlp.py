@@ -9,6 +9,8 @@ from stable_baselines3.common.torch_layers import FlattenExtractor
 from torch import nn
 from torch.nn import functional as F
 
+from sb3_acer.checks import require
+
 
 class Activation(NamedTuple):
     """An activation function in the forms that a :class:`Chain` needs."""
@@ -283,6 +285,9 @@ def add_product(parameter: th.Tensor, left: th.Tensor, right: th.Tensor) -> None
         add_gradient(parameter, left @ right)
     elif parameter.requires_grad:
         _gradient_of(parameter).addmm_(left, right)
+    else:  # frozen, or no parameter: what a parametrization makes of one would never be learnt
+        rule = "one of plain layers, without parametrizations"
+        require(isinstance(parameter, nn.Parameter), "q_head", rule, type(parameter).__name__)
 
 
 def _has_hooks(parameter: th.Tensor) -> bool:

@@ -271,7 +271,8 @@ class FlatParameters:
         :param alpha: the decay, in [0, 1]
         """
         for own, theirs in zip(self.vectors, other.vectors, strict=True):
-            own.data.lerp_(theirs.data, 1 - alpha)
+            if own.is_floating_point():
+                own.data.lerp_(theirs.data, 1 - alpha)
         for buffer, current in zip(self.buffers(), other.buffers(), strict=True):
             buffer.copy_(current)
 

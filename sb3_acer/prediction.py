@@ -87,8 +87,10 @@ class PredictionInterface(BasePolicy, ABC):
         shape = stats.shape[0], self.family.n_components
         fits = actions.shape[:1] == shape[:1] and math.prod(actions.shape[1:]) == shape[1]
         require(fits, "actions", f"of shape {shape}", tuple(actions.shape))
-        actions = actions.reshape(shape).to(self.family.action_dtype)
-        return values, self.family.log_likelihood(stats, actions), self.family.distribution(stats).entropy()
+        distribution = self.family.distribution(stats)
+        actions = actions.reshape(shape[:1] if self.family.enumerable else shape).to(stats.dtype)
+        # By SB3's distribution, since its gradient is finite where a probability is 0 in float32.
+        return values, distribution.log_prob(actions), distribution.entropy()
 
     def _given(
         self, obs: PyTorchObs, states: th.Tensor | None, action_masks: Any
@@ -193,7 +195,8 @@ class PredictionInterface(BasePolicy, ABC):
         parts = list(observations.values()) if isinstance(observations, dict) else [observations]
         require(len({part.shape[0] for part in parts}) <= 1, "observation", "of equally many environments", observation)
         for part in parts:
-            require(not part.is_complex() and bool(part.isfinite().all()), "observation", "finite", observation)
+            is_finite = not part.is_complex() and bool(part.float().isfinite().all())
+            require(is_finite, "observation", "finite in float32", observation)
         return observations, vectorized
 
     def _states_before(self, state: Any, episode_start: Any, n_envs: int) -> th.Tensor:

@@ -123,7 +123,7 @@ def _make_update(
     z = g if settings.delta is None else trust_region(g, k, settings.delta)
 
     # Critic: Q towards Q^ret, and V towards V^target where the critic has a V of its own.
-    share = batch.weights / batch.weights.numel()
+    share = batch.weights.to(stats.dtype) / ratio.numel()
     q_share = settings.q_coef * share
     gradients = [z * -share.unsqueeze(-1), q_share * critic_gradient(q_values, q_ret)]
     if not family.enumerable:

@@ -920,9 +920,9 @@ def test_every_action_reaches_the_environment_as_an_element_of_its_space(action_
         ({"replay_start": -1}, "replay_start must be a finite number of at least 0, got -1"),
         ({"q_coef": -0.5}, r"q_coef must be a number in \[0, 1e\+06\], got -0.5"),
         ({"ent_coef": -0.5}, r"ent_coef must be a number in \[0, 1e\+06\], got -0.5"),
-        ({"delta": -1}, "delta must be a finite number of at least 0, got -1"),
+        ({"delta": -1}, "delta must be a number in .0, 1e.30., got -1"),
         ({"max_grad_norm": -1}, r"max_grad_norm must be a number in \[0, 1e\+06\], got -1"),
-        ({"correction_term": -1}, "correction_term must be a finite number of at least 0, got -1"),
+        ({"correction_term": -1}, "correction_term must be a number in .0, 1e.30., got -1"),
         (
             {"lr_schedule": "cubic"},
             "lr_schedule must be one of linear, constant, double_linear_con, middle_drop, double_m",
@@ -1155,6 +1155,64 @@ def test_a_callback_may_empty_the_replay_buffer_or_load_another_in_the_midst_of_
     assert steps[:2] == [(5, 0), (10, 0)]
     assert [step for _, step in steps] == [0] * len(steps)  # each update is of a whole rollout
     assert np.diff([at for at, _ in steps[2:]]).tolist() == [5] * (len(steps) - 3)
+
+
+@pytest.mark.parametrize("space", [spaces.Discrete(2), spaces.MultiDiscrete([2, 3]), spaces.MultiBinary(2)], ids=str)
+def test_the_gradient_of_a_saturated_policys_log_probability_is_finite(space: Any) -> None:
+    policy = small(Recorder(space)).policy
+    with th.no_grad():
+        policy.pi_head.bias[0] = 200
+    actions = th.ones((3, policy.family.n_components), dtype=th.int64)
+    _, log_prob, entropy = policy.evaluate_actions(th.zeros(3, 2), actions)
+    assert entropy is not None
+    (log_prob.sum() + entropy.sum()).backward()  # type: ignore[no-untyped-call]
+    assert bool(log_prob.isfinite().all())
+    for parameter in policy.parameters():
+        assert parameter.grad is None or bool(parameter.grad.isfinite().all())
+
+
+def test_weights_of_another_type_weigh_alike() -> None:
+    model = trained()
+    batch = model.replay_buffer.sample(4)
+    weights = th.rand(batch.weights.shape)
+    norms = [
+        model.update(batch._replace(weights=each)).gradients[0].norm().item() for each in (weights, weights.double())
+    ]
+    assert norms[0] == pytest.approx(norms[1], 1e-6)
+
+
+def test_layers_of_the_dueling_head_that_cannot_be_learnt_are_refused() -> None:
+    class Reparametrized(ACERPolicy):
+        def _build(self) -> None:
+            super()._build()
+            th.nn.utils.parametrizations.weight_norm(self.q_head.action)  # type: ignore[arg-type]
+
+    with pytest.raises(ValueError, match="q_head must be one of plain layers, without parametrizations, got 'Tensor'"):
+        ACER(Reparametrized, "Pendulum-v1", **SMALL).learn(20)
+
+
+def test_an_integer_parameter_of_an_extractor_stays() -> None:
+    class Extractor(FlattenExtractor):
+        def __init__(self, observation_space: Any) -> None:
+            super().__init__(observation_space)
+            self.index = th.nn.Parameter(th.arange(3), requires_grad=False)
+
+    model = small(policy_kwargs={"features_extractor_class": Extractor}).learn(20)
+    extractor: Any = model.policy.features_extractor
+    assert extractor.index.tolist() == [0, 1, 2]
+
+
+def test_numbers_beyond_float32_are_refused_where_the_network_is_of_float32() -> None:
+    space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    env = Recorder()
+    env.observation_space = space
+    model = small(env)
+    with pytest.raises(ValueError, match="observation must be finite in float32"):
+        model.predict(np.array([1e300, 0.0]))
+    parameters = model.get_parameters()
+    parameters["policy"]["pi_head.bias"] = np.full(3, 1e300)
+    with pytest.raises(ValueError, match=r"pi_head.bias in .* must be finite numbers of torch.float32"):
+        model.set_parameters(parameters)
 
 
 def test_as_many_actions_are_evaluated_as_there_are_observations() -> None:

@@ -28,7 +28,7 @@ ALGORITHM: dict[str, set[str]] = {
     "columns": {"frames"},
     "ring": {"columns", "frames"},
     "storage": {"checks"},
-    "mlp": set(),
+    "mlp": {"checks"},
     "sequences": set(),
     "heads": {"distributions", "estimators", "mlp"},
     "prediction": {"checks", "distributions"},

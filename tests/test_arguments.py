@@ -273,7 +273,7 @@ def test_two_thousand_odd_arguments_work_or_are_named(case: tuple[str, str], val
         ("learn", {"total_timesteps": math.nan}, "total_timesteps must be an integer of at least 0, got nan"),
         ("learn", {"log_interval": 0}, "log_interval must be an integer of at least 1, got 0"),
         ("learn", {"callback": BaseCallback}, "callback must be a callback of SB3, .*, got <class"),
-        ("predict", {"observation": np.array([0, math.nan, 0, 0])}, "observation must be finite, got"),
+        ("predict", {"observation": np.array([0, math.nan, 0, 0])}, "observation must be finite in float32, got"),
         ("predict", {"deterministic": "yes"}, "deterministic must be True or False, got 'yes'"),
         ("load", {"gama": 0.9}, "keyword arguments of load must be arguments of the constructor .*, got 'gama'"),
         ("load", {"n_steps": 2.5}, "agent could not be loaded: n_steps must be an integer of at least 1, got 2.5"),

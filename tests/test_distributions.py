@@ -23,7 +23,7 @@ from sb3_acer.distributions import (
     Family,
     make_family,
 )
-from sb3_acer.estimators import correction_factors, truncated_factor
+from sb3_acer.estimators import correction_factors, retrace_traces, truncated_factor
 from tests.helpers import close, normal, uniform
 from tests.reference import factors, sizes
 
@@ -649,6 +649,21 @@ def test_an_encoded_vector_is_clipped_to_the_bounds_and_scaled(space: Space, rng
     close(family.encode(high)[bounded], th.ones(int(bounded.sum())).double())
     close(family.encode((low + high) / 2)[bounded], th.zeros(int(bounded.sum())).double())
     close(family.encode(actions)[:, ~bounded], actions.clamp(low, high)[:, ~bounded])
+
+
+def test_ratios_of_many_components_do_not_underflow_where_pi_may_take_the_action() -> None:
+    n, shift = 200, 1.2
+    family = make_family(spaces.Box(-1, 1, (n,)))
+    behaviour = th.cat((th.zeros(1, n), th.ones(1, n)), -1)
+    stats = th.cat((th.full((1, n), shift), th.ones(1, n)), -1)
+    ratio = family.ratio(stats, behaviour, th.zeros(1, n))  # e^-144
+    assert 0 < ratio.item() < 1e-37
+    assert 0.48 < retrace_traces(ratio, n).item() < 0.65
+    bits = make_family(spaces.MultiBinary(n))
+    ratio = bits.ratio(th.tensor([[0.95, 0.05] * n]), th.tensor([[0.5, 0.5] * n]), th.ones(1, n, dtype=th.int64))
+    assert 0 < ratio.item() < 1e-37
+    never = th.tensor([[0.5, 0.5] * (n - 1) + [1.0, 0.0]])
+    assert bits.ratio(never, th.tensor([[0.5, 0.5] * n]), th.ones(1, n, dtype=th.int64)).item() == 0
 
 
 def test_bounds_whose_distance_is_infinite_in_float32_count_as_none() -> None:

@@ -21,6 +21,7 @@ from torch import nn
 from sb3_acer.acer import ACER
 from sb3_acer.checks import require
 from sb3_acer.extras import require_packages
+from sb3_acer.finite import LARGEST
 from sb3_acer.policies import ACERPolicy
 from sb3_acer.sequences import by_key, spaces_by_key
 from sb3_acer.storage import FilePath, opened, replacing
@@ -172,9 +173,10 @@ class ActingNetwork(nn.Module):
 
     def sample(self, n_rows: int) -> tuple[th.Tensor, ...]:
         """Random inputs."""
-        space = deepcopy(self.observation_space)
-        space.seed(n_rows)
-        parts = [spaces_by_key(space)[key] for key in self.keys]
+        of_keys = spaces_by_key(self.observation_space)
+        parts = [_of_training(of_keys[key]) for key in self.keys]
+        for part in parts:
+            part.seed(n_rows)
         inputs = [th.from_numpy(np.stack([np.asarray(part.sample()) for _ in range(n_rows)])) for part in parts]
         if self.policy.state_size:
             inputs.append(th.rand((n_rows, self.policy.state_size), generator=th.Generator().manual_seed(n_rows)))
@@ -277,3 +279,12 @@ def main(arguments: list[str]) -> None:
         for statistics in options.agent.parent.glob("*/vecnormalize.pkl"):  # in a run's folder
             print(f"If it was trained on normalised observations, add --vec-normalize {statistics}")
     print(f"{type(model.policy).__name__} for {model.observation_space} and {model.action_space}: {path}")
+
+
+def _of_training(space: spaces.Space[Any]) -> spaces.Space[Any]:
+    """A copy of a space, without the numbers that training refuses."""
+    if not isinstance(space, spaces.Box) or np.dtype(space.dtype).kind != "f":
+        return deepcopy(space)
+    bound = min(LARGEST, float(np.finfo(space.dtype).max))
+    low, high = (np.where(np.isfinite(each), np.clip(each, -bound, bound), each) for each in (space.low, space.high))
+    return spaces.Box(low.astype(space.dtype), high.astype(space.dtype), dtype=space.dtype)
