@@ -74,9 +74,15 @@ def main() -> int:
     except ImportError as error:
         print(f"sb3-acer {command}: {error}", file=sys.stderr)
         return 2
-    from sb3_acer.zoo import commands
+    except KeyboardInterrupt:
+        return 130
+    try:
+        from sb3_acer.zoo import commands
 
-    return commands.main([command, *arguments])
+        commands.main([command, *arguments])
+    except KeyboardInterrupt:  # train has saved its agent by then
+        return 130
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,13 +1,16 @@
 """Training that can be interrupted: saved with everything that it depends on, and continued from there."""
 
+import errno
 import pickle
 import random
 import signal
+import sys
 import time
 import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from io import StringIO
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
@@ -463,8 +466,8 @@ def _of_rank(name: str, rank: int) -> str:
 
 class StopOnSignal(BaseCallback):
     """
-    Ends training after the step under way when the program is told to end, by SIGTERM or Ctrl-C. A second signal ends
-    it at once.
+    Ends training after the step under way when the program is told to end, by SIGTERM, Ctrl-C or a terminal that
+    closes. A second signal ends it at once.
     """
 
     def __init__(self) -> None:
@@ -483,9 +486,15 @@ class StopOnSignal(BaseCallback):
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Handle the signals; afterwards they are handled as before."""
-        handlers = {number: signal.signal(number, self.stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        numbers = {signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}  # Windows has no SIGHUP
+        numbers = {each for each in numbers if signal.getsignal(each) != signal.SIG_IGN}  # as nohup sets it
+        handlers = {number: signal.signal(number, self.stop) for number in numbers}
         try:
             yield
+        except OSError as error:
+            if error.errno in (errno.EPIPE, errno.EIO):  # Ctrl-C also ends `| tee`: what saves may print, to nowhere
+                sys.stdout = StringIO()
+            raise
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)

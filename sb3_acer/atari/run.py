@@ -191,10 +191,14 @@ def main(arguments: list[str]) -> None:
                 checkpoint=folder,
                 checkpoint_freq=options.save_freq,
             )
-    except ValueError as error:
-        if run.start is None:  # the checkpoint was refused: nothing has changed
+    except Exception as error:
+        if isinstance(error, ValueError) and run.start is None:  # the checkpoint was refused: nothing has changed
             sys.exit(f"sb3-acer run-atari: {error}")
-        raise
+        if run.start is not None:
+            model.save_checkpoint(folder, with_env=False)
+            model.save(folder / "agent.zip")
+        if not run.stopped_by:
+            raise
     rate = (model.num_timesteps - (run.start or 0)) / (time.perf_counter() - start)
     model.save(folder / "agent.zip")
     env.close()

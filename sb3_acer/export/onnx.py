@@ -272,6 +272,7 @@ def main(arguments: list[str]) -> None:
     path = options.path if options.path.suffix else options.path.with_suffix(".onnx")
     try:
         model = ACER.load(options.agent, device="cpu")
+        path.parent.mkdir(parents=True, exist_ok=True)
         export_onnx(model, path, options.vec_normalize)
     except (ValueError, OSError, ImportError) as error:
         sys.exit(f"sb3-acer export: {error}")

@@ -360,6 +360,7 @@ def main(arguments: list[str]) -> None:
             if normalize is not None:
                 statistics.parent.mkdir(parents=True, exist_ok=True)
                 normalize.save(str(statistics))
+            new.parent.mkdir(parents=True, exist_ok=True)
             model.save(new)
         except (ValueError, OSError, gym.error.Error) as error:
             sys.exit(f"sb3-acer migrate: {error}")

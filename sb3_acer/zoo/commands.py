@@ -197,8 +197,8 @@ def train(arguments: list[str]) -> None:
 
     Besides the arguments of rl-zoo there are two for ACER. --checkpoint-freq N saves all of training every N steps and
     when it ends, in the folder of the run. --resume continues the newest run of the environment that has such a
-    checkpoint, to the bit as if it had not been interrupted, with that run's arguments. Some may be changed by giving
-    them after --resume: -n, -params n_envs:N, and those of evaluations and logs.
+    checkpoint, and --resume 3 that in ENV_3, to the bit as if it had not been interrupted, with that run's arguments.
+    Some may be changed by giving them after --resume: -n, -params n_envs:N, and those of evaluations and logs.
 
     Several processes train one agent together: torchrun --nproc-per-node N -m sb3_acer train ... Each has environments
     and a replay buffer of its own; --n-timesteps counts the steps of all. What torchrun restarts (--max-restarts)
@@ -215,17 +215,19 @@ def train_on_rank(arguments: list[str]) -> None:
     hidden = argparse.SUPPRESS  # the usage, which would have these arguments alone
     parser = argparse.ArgumentParser("sb3-acer train", hidden, add_help=False, allow_abbrev=False)
     parser.add_argument("--checkpoint-freq", type=int)
-    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--resume", nargs="?", type=int, const=0)
     own, rest = parser.parse_known_args(arguments or FIRST_RUN)
-    if own.resume and value_of(rest, "-i", "--trained-agent") is not None:
+    resumes = own.resume is not None
+    if resumes and value_of(rest, "-i", "--trained-agent") is not None:
         sys.exit("sb3-acer train: -i must be left out with --resume, which goes on from a checkpoint")
     resumed = None
     may_be_restart = own.checkpoint_freq is not None and "TORCHELASTIC_RESTART_COUNT" in os.environ  # of torchrun
-    if own.resume or may_be_restart:
+    if resumes or may_be_restart:
         algo, env_id, folder = experiment_of(rest)
-        resumed = from_first(run_to_resume(algo, env_id, folder, restarted=not own.resume))
-        if resumed is None and own.resume:
-            sys.exit(f"sb3-acer train: {folder}/{algo} has no run of {env_id} with a checkpoint to resume from")
+        resumed = from_first(run_to_resume(algo, env_id, folder, own.resume or 0, restarted=not resumes))
+        if resumed is None and resumes:
+            which = f"no run {own.resume}" if own.resume else "no run"
+            sys.exit(f"sb3-acer train: {folder}/{algo} has {which} of {env_id} with a checkpoint to resume from")
     if resumed is not None:
         saved = json.loads((resumed / ARGUMENTS).read_text())
         own, rest = parser.parse_known_args([*saved, *arguments])
@@ -492,10 +494,9 @@ def asks_for_help(arguments: list[str]) -> bool:
     return not {"-h", "--help"}.isdisjoint(arguments)
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str]) -> None:
     """
     :param arguments: of the command line: a command and its arguments
-    :return: the exit code
     """
     name, *rest = arguments
     if asks_for_help(rest):
@@ -503,8 +504,4 @@ def main(arguments: list[str]) -> int:
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # for --gym-packages, as python -m has it
     register()
-    try:
-        COMMANDS[name](rest)
-    except KeyboardInterrupt:  # train has saved its agent by then
-        return 130
-    return 0
+    COMMANDS[name](rest)

@@ -160,6 +160,7 @@ class Experiment(ExperimentManager):
             settings.update({name: _number_of(value) for name, value in settings.items()})
         if self.resumed is not None:
             self._require_same_settings(saved)
+        check_settings(saved)
         self.saved_hyperparams = saved
         return used, saved
 
@@ -259,7 +260,10 @@ class Experiment(ExperimentManager):
         launchers = distributed.gather(launcher())
         if distributed.rank() > 0:
             return
+        line = Path(self.params_path, "command.txt")
+        before = line.read_text() if line.exists() else ""  # of a run that is resumed
         super()._save_config(self.saved_hyperparams)
+        line.write_text(before + line.read_text().rstrip("\n") + "\n")
         if "TORCHELASTIC_RESTART_COUNT" in os.environ:  # of torchrun
             with replacing(Path(self.save_path, LAUNCHERS), "json") as file:
                 file.write(json.dumps(launchers).encode())
@@ -375,11 +379,13 @@ class Experiment(ExperimentManager):
         if self.eval_freq > 0 and not self.stopped_by:  # otherwise the user has asked for no evaluation, or for an end
             self.evaluate(model, agent)
         of_run = self.algo, self.env_name.gym_id, self.log_folder, getattr(self.args, "gym_packages", [])
+        path = Path(self.save_path)
+        number = "" if newest_run(*of_run[:3]) == path else f" {path.name.rpartition('_')[2]}"
         if not getattr(self.args, "uuid", False):  # enjoy finds runs by their numbers
-            print(f"To watch the agent: {command('enjoy', *of_run)}")
+            print(f"To watch the agent: {command('enjoy', *of_run)}{number and ' --exp-id'}{number}")
         if self.stopped_by:
-            if self.checkpoint_freq is not None and has_checkpoints(Path(self.save_path, CHECKPOINTS)):
-                print(f"To go on: {command('train', *of_run)} --resume")
+            if self.checkpoint_freq is not None and has_checkpoints(path / CHECKPOINTS):
+                print(f"To go on: {command('train', *of_run)} --resume{number}")
             sys.exit(128 + self.stopped_by)
 
     def evaluate(self, model: BaseAlgorithm, agent: str) -> None:
@@ -467,16 +473,45 @@ def launcher() -> list[Any]:
     return [socket.gethostname(), os.getppid()]
 
 
-def run_to_resume(algo: str, env_id: str, folder: str, restarted: bool = False) -> Path | None:
+def check_settings(settings: dict[str, Any]) -> None:
     """
-    :param restarted: whether only runs are considered that this process's launcher has started
-    :return: folder of the newest run that has a checkpoint, None if there is none
+    :param settings: of an entry or of -params
+    :raises ValueError: for what the zoo would trip over
     """
+    for name in ("seed", "verbose", "device"):
+        require(name not in settings, name, f"given as --{name}", settings.get(name))
+    for name in ("env_kwargs", "monitor_kwargs"):
+        require(isinstance(settings.get(name, {}), dict), name, "a dict", settings.get(name))
+    policy, callbacks = settings.get("policy", ""), settings.get("callback") or []
+    require(isinstance(policy, (str, type)), "policy", "a name, MODULE.CLASS or a class", policy)
+    listed = callbacks if isinstance(callbacks, list) else [callbacks]
+    is_named = all(isinstance(each, dict) or (isinstance(each, str) and "." in each) for each in listed)
+    require(is_named, "callback", "MODULE.CLASS, or a list of such names", callbacks)
+    if "frame_stack" in settings and settings["frame_stack"] is not None:
+        check_integer("frame_stack", settings["frame_stack"])
+
+
+def runs_of(algo: str, env_id: str, folder: str) -> list[tuple[int, Path]]:
+    """Numbers and folders of an environment's runs, the newest first."""
     env_name = EnvironmentName(env_id)
     named = re.compile(rf"{re.escape(env_name)}_(\d+)(_[0-9a-f-]{{36}})?")  # the latter by --uuid
-    runs = [(path, match) for path in Path(folder, algo).glob("*") if (match := named.fullmatch(path.name))]
-    runs.sort(key=lambda run: (int(run[1][1]), run[0].stat().st_mtime), reverse=True)
-    for path, _ in runs:
+    runs = [(int(match[1]), path) for path in Path(folder, algo).glob("*") if (match := named.fullmatch(path.name))]
+    return sorted(runs, key=lambda run: (run[0], run[1].stat().st_mtime), reverse=True)
+
+
+def newest_run(algo: str, env_id: str, folder: str) -> Path:
+    return runs_of(algo, env_id, folder)[0][1]
+
+
+def run_to_resume(algo: str, env_id: str, folder: str, number: int = 0, restarted: bool = False) -> Path | None:
+    """
+    :param number: of the run; 0 for the newest
+    :param restarted: whether only runs are considered that this process's launcher has started
+    :return: folder of the newest such run that has a checkpoint, None if there is none
+    """
+    for own_number, path in runs_of(algo, env_id, folder):
+        if number not in (0, own_number):
+            continue
         launchers = path / LAUNCHERS
         is_mine = launchers.exists() and launcher() in json.loads(launchers.read_text())
         if (is_mine or not restarted) and has_checkpoints(path / CHECKPOINTS) and (path / ARGUMENTS).exists():

@@ -151,6 +151,23 @@ def test_a_signal_ends_a_run_that_can_be_continued(
     assert ACER.load(tmp_path / "agent.zip", device="cpu").num_timesteps == 160  # the rollout is completed
 
 
+def test_a_run_that_fails_leaves_an_agent_and_a_checkpoint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    on_step = run_module.Run._on_step
+
+    def fails(callback: run_module.Run) -> bool:
+        if callback.num_timesteps == 130:
+            raise RuntimeError("the disk is full")
+        return on_step(callback)
+
+    monkeypatch.setattr(run_module.Run, "_on_step", fails)
+    with pytest.raises(RuntimeError, match="the disk is full"):
+        run(tmp_path)
+    assert max(checkpoints(tmp_path)) == 130
+    assert ACER.load(tmp_path / "agent.zip", device="cpu").num_timesteps == 130
+    monkeypatch.setattr(run_module.Run, "_on_step", on_step)
+    resume(tmp_path)
+
+
 def test_a_run_that_was_stopped_ends_as_one_that_was_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def games(env_id: str, n_envs: int, seed: int) -> AtariVecEnv:
         return make_atari_vec_env(env_id, n_envs, seed, max_frames=100, screen_size=36, num_threads=1)

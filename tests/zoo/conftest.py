@@ -53,7 +53,7 @@ def sb3_acer(*arguments: str, cwd: Path, eval_episodes: int = 2) -> str:
         for name in ("DISPLAY", "WAYLAND_DISPLAY"):
             patch.delenv(name, raising=False)
         patch.setenv("SDL_VIDEODRIVER", "dummy")  # set by the code: this restores it afterwards
-        assert commands.main([*arguments]) == 0
+        commands.main([*arguments])
     return printed.getvalue()
 
 
@@ -115,5 +115,5 @@ def arguments_of_train(*arguments: str, command: str = "train") -> list[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", sys.argv)
         patch.setattr(rl_zoo3.train, "train", lambda: seen.extend(sys.argv[1:]))
-        assert commands.main([command, *arguments]) == 0
+        commands.main([command, *arguments])
     return seen

@@ -1,8 +1,10 @@
 """What training and tuning save and report."""
 
+import errno
 import os
 import shlex
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -109,13 +111,13 @@ def test_the_final_evaluation_sees_observations_normalised_as_in_training(
     shell: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(experiment, "EVAL_EPISODES", 2)
-    assert commands.main(["train", *SHORT_RUN, "normalize:True"]) == 0
+    commands.main(["train", *SHORT_RUN, "normalize:True"])
     printed = capsys.readouterr().out
     assert printed.index("Evaluating over 2 episodes") < printed.index("Loading saved VecNormalize stats")
 
 
 def test_who_asks_for_no_evaluation_gets_none(shell: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert commands.main(["train", "--eval-freq", "-1", *SHORT_RUN]) == 0
+    commands.main(["train", "--eval-freq", "-1", *SHORT_RUN])
     printed = capsys.readouterr().out
     assert "Agent: logs" in printed
     assert "Evaluating" not in printed
@@ -480,6 +482,52 @@ def test_a_run_that_is_terminated_leaves_an_agent_and_continues_to_the_same_end(
     evaluations, expected = (np.load(path / "evaluations.npz") for path in (run, whole))
     np.testing.assert_array_equal(evaluations["results"], expected["results"])
     assert [path.name for path in (shell / "parts/acer").iterdir()] == ["CartPole-v1_1"]
+
+
+def test_output_that_nobody_reads_any_more_does_not_keep_training_from_being_saved(
+    shell: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end_reader() -> None:  # as Ctrl-C ends `| tee`, too
+        monkeypatch.setattr(sys.stdout, "write", broken)
+        os.kill(os.getpid(), signal.SIGINT)
+        print("a table of the log")
+
+    def broken(text: str) -> int:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    monkeypatch.setattr(StopOnSignal, "_on_step", interrupted_at(334, end_reader))
+    with pytest.raises(SystemExit, match=str(128 + signal.SIGINT)):
+        commands.main(["train", *SHORT_RUN, "--eval-freq", "-1", "--checkpoint-freq", "100000"])
+    run = shell / "logs/acer/CartPole-v1_1"
+    assert ACER.load(run / "CartPole-v1.zip").num_timesteps == 334
+    assert list((run / "checkpoints").glob("checkpoint_*_334_steps"))
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="Windows")
+def test_a_terminal_that_closes_ends_training_unless_nohup_ignores_it() -> None:
+    before = signal.getsignal(signal.SIGHUP)
+    stop = StopOnSignal()
+    try:
+        with stop.listening():
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert stop.stopped_by == signal.SIGHUP
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        with StopOnSignal().listening():
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_run_is_resumed_by_its_number_and_named_by_it_if_it_is_not_the_newest(shell: Path) -> None:
+    arguments = ("train", *SHORT_RUN, *CHECKPOINTED)
+    for _ in range(2):
+        sb3_acer(*arguments, cwd=shell)
+    printed = sb3_acer("train", "--resume", "1", "-n", "1200", cwd=shell)
+    assert "Agent: logs/acer/CartPole-v1_1/CartPole-v1.zip" in printed
+    assert "To watch the agent: sb3-acer enjoy --exp-id 1" in printed.splitlines()
+    assert len((shell / "logs/acer/CartPole-v1_1/CartPole-v1/command.txt").read_text().splitlines()) == 2
+    with pytest.raises(SystemExit, match="logs/acer has no run 3 of CartPole-v1 with a checkpoint to resume from"):
+        sb3_acer("train", "--resume", "3", cwd=shell)
 
 
 def test_an_environment_that_fails_leaves_an_agent_and_a_checkpoint(
