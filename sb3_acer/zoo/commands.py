@@ -372,7 +372,14 @@ def plot_train(arguments: list[str]) -> None:
     if runs and not 1 <= window <= shortest:  # the zoo would draw no line
         rule = f"from 1 to {shortest}, the episodes of the shortest run"
         sys.exit(f"sb3-acer plot-train: -w must be {rule}, got {window}")
-    plot("plot-train", plot_train, [*SAVED_LOGS, "-w", str(window)], [*arguments, "-e", *env_names])
+    defaults = [*SAVED_LOGS, "-w", str(window)]
+    plot("plot-train", plot_train, defaults, [*arguments, "-e", *env_names], *algos_of(arguments), *env_names)
+
+
+def algos_of(arguments: list[str]) -> list[str]:
+    """The algorithms that are among the arguments of a command that plots."""
+    algos: list[str] = value_of([*SAVED_LOGS, *arguments], "-a", "--algo", "--algos", nargs="+")
+    return algos
 
 
 def runs_to_plot(name: str, arguments: list[str], files: str) -> tuple[list[Path], list[str]]:
@@ -408,7 +415,7 @@ def all_plots(arguments: list[str]) -> None:
     first = max((int(np.load(run / "evaluations.npz")["timesteps"][0]) for run in runs), default=0)
     if shown < first:
         sys.exit(f"sb3-acer all-plots: --max-timesteps must be at least {first}, the first evaluation, got {shown}")
-    plot("all-plots", all_plots, SAVED_LOGS, [*arguments, "-e", *env_names])
+    plot("all-plots", all_plots, SAVED_LOGS, [*arguments, "-e", *env_names], *algos_of(arguments))
 
 
 def plot_from_file(arguments: list[str]) -> None:
@@ -421,8 +428,11 @@ def plot_from_file(arguments: list[str]) -> None:
     plot("plot-from-file", plot_from_file, [], arguments)
 
 
-def plot(name: str, script: Callable[[], None], defaults: list[str], arguments: list[str]) -> None:
-    with figures_saved(Path(LOG_FOLDER, "plots")):
+def plot(name: str, script: Callable[[], None], defaults: list[str], arguments: list[str], *shown: str) -> None:
+    """
+    :param shown: what the names of the figures' files begin with: those of others stay
+    """
+    with figures_saved(Path(LOG_FOLDER, "plots"), "".join(f"{each}_" for each in shown)):
         run_zoo(name, script, defaults, arguments)
 
 

@@ -112,8 +112,13 @@ def watchable_env(env_id: str, *, should_render: bool, **kwargs: Any) -> VecEnv:
 
 
 @contextmanager
-def figures_saved(folder: Path) -> Iterator[None]:
-    """If matplotlib cannot open windows, its ``show`` saves all open figures as PNG files and prints their paths."""
+def figures_saved(folder: Path, prefix: str) -> Iterator[None]:
+    """
+    If matplotlib cannot open windows, its ``show`` saves all open figures as PNG files and prints their paths.
+
+    :param folder: where
+    :param prefix: how the files' names begin
+    """
     if plt.get_backend().lower() != "agg":
         yield
         return
@@ -122,7 +127,8 @@ def figures_saved(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         for number in plt.get_fignums():
             figure = plt.figure(number)
-            path = folder / f"{str(figure.get_label()).replace(' ', '_').replace('/', '-')}.png"
+            label = str(figure.get_label()).replace(" ", "_").replace("/", "-")
+            path = folder / f"{prefix}{label}.png"
             figure.savefig(path, dpi=150)
             print(f"Figure: {path}")
         plt.close("all")  # as a user closes windows

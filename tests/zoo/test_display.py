@@ -93,7 +93,8 @@ def plotted(continued: tuple[Path, str]) -> tuple[Path, str]:
 def test_without_a_screen_plots_are_pictures(plotted: tuple[Path, str]) -> None:
     folder, printed = plotted
     pictures = [line.removeprefix("Figure: ") for line in printed.splitlines() if line.startswith("Figure: ")]
-    names = ("Training_Episodic_Reward", "Results_CartPole-v1", "Sensitivity_plot", "Sensitivity_box_plot")
+    names = [f"acer_{name}" for name in ("CartPole-v1_Training_Episodic_Reward", "Results_CartPole-v1")]
+    names += ["Results_CartPole-v1", "Sensitivity_plot", "Sensitivity_box_plot"]  # of a file of results
     assert set(pictures) == {f"logs/plots/{name}.png" for name in names}
     for picture in pictures:
         colours = plt.imread(folder / picture)
