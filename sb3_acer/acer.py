@@ -60,7 +60,7 @@ from sb3_acer.policies import (
 )
 from sb3_acer.rollouts import Generators, normalize_of_policy
 from sb3_acer.sb2_compat.interface import StableBaselinesInterface
-from sb3_acer.schedules import NamedSchedule, make_schedule
+from sb3_acer.schedules import SCHEDULES, NamedSchedule, make_schedule
 from sb3_acer.sequences import SequenceBatch
 from sb3_acer.storage import FilePath, named, opened
 from sb3_acer.update import Settings, Update, compute_update, metrics
@@ -338,6 +338,8 @@ class ACER(StableBaselinesInterface):
             self.lr_schedule_name = self.lr_schedule
         if self.lr_schedule is self._own_schedule or isinstance(self.lr_schedule, str):
             self.lr_schedule = self._own_schedule = make_schedule(self.learning_rate, self.lr_schedule_name)
+        rule = f"one of {', '.join(SCHEDULES)}, or a function of the remaining progress"
+        require(callable(self.lr_schedule), "lr_schedule", rule, self.lr_schedule)
 
     def _check_learning_rate(self, progress_remaining: float) -> None:
         try:

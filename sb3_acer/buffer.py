@@ -90,13 +90,18 @@ class SequenceReplayBuffer(ReplayBuffer):
         self._stacks = {} if frame_stack is None else self._make_stacks(frame_stack)  # by keys of observations
         self.reset()
 
+    @property
+    def ended(self) -> np.ndarray:
+        """Whether the next step begins an episode, ``[n_envs]``."""
+        return self._ended
+
     def reset(self) -> None:
         """Forget all steps and release the memory."""
         self.pos = 0  # the slot that is written next. Neither it nor the spare slots are sampled.
         self.full = False
         self.step = 0  # steps of the rollout under way
         self._ring: Ring | None = None
-        self.ended = np.ones(self.n_envs, bool)  # whether the next row begins an episode
+        self._ended = np.ones(self.n_envs, bool)  # whether the next row begins an episode
 
     def size(self) -> int:
         """
@@ -148,13 +153,13 @@ class SequenceReplayBuffer(ReplayBuffer):
         done = np.array(done, bool)  # a copy: environments may fill the same array again
         row = {"actions": action, "behaviour": behaviour, "rewards": reward, "terminated": done}
         now, then = self._with_masks(obs, masks), self._with_masks(next_obs, next_masks)
-        ring.write(self.step, now, then, row, self.ended)
+        ring.write(self.step, now, then, row, self._ended)
         if self.step == 0:
             ring.states[self.pos] = th.from_numpy(states)
         if done.any() and self.handle_timeout_termination:
             truncated = done & np.array([bool(info.get("TimeLimit.truncated", False)) for info in infos])
             ring.truncate(self.step, self.pos, truncated)
-        self.ended = done
+        self._ended = done
         self.step += 1
         self._finish_if_complete()
 
@@ -185,7 +190,7 @@ class SequenceReplayBuffer(ReplayBuffer):
         self._finish_if_complete()
         if self._ring is not None:
             self._ring.truncate(self.step - 1 if self.step else None, self.pos)
-        self.ended = np.ones(self.n_envs, bool)
+        self._ended = np.ones(self.n_envs, bool)
 
     def latest(self, env: VecNormalize | None = None) -> SequenceBatch:
         """
@@ -355,7 +360,7 @@ class SequenceReplayBuffer(ReplayBuffer):
             "pos": self.pos,
             "full": self.full,
             "step": self.step,
-            "ended": self.ended,
+            "ended": self._ended,
             "columns": None,
         }
         if self._ring is not None:
@@ -393,8 +398,8 @@ class SequenceReplayBuffer(ReplayBuffer):
         self.pos = check_integer("pos of the replay buffer", state["pos"], 0, n_slots - 1)
         self.step = check_integer("step of the replay buffer", state["step"], 0, self.n_steps - 1)
         self.full = check_boolean("full of the replay buffer", state["full"])
-        self.ended = np.array(state["ended"], bool)
-        require(self.ended.shape == (self.n_envs,), "ended of the replay buffer", "one per environment", self.ended)
+        self._ended = np.array(state["ended"], bool)
+        require(self._ended.shape == (self.n_envs,), "ended of the replay buffer", "one per environment", self._ended)
         self._require_usable()
 
     def _require_usable(self) -> None:

@@ -3,7 +3,6 @@
 import operator
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from copy import copy
 from typing import Any
 
 import numpy as np
@@ -43,7 +42,7 @@ class FiniteVecEnv(VecEnvWrapper):
         with kept_if_refused(self._normalize):
             wait_for_workers(self._forked)
             observations, rewards, dones, infos = self.venv.step_wait()
-            self._mark_resets()
+            self.mark_resets()
             step = self._count_steps() + self.num_envs
             self.check(observations, step)
             # First what VecNormalize got: its own rewards are NaN for all environments if one of them is.
@@ -55,16 +54,22 @@ class FiniteVecEnv(VecEnvWrapper):
                     _require_finite("observation", final, step, int(env))
         return observations, rewards, dones, infos
 
-    def _mark_resets(self) -> None:
-        """Put copies in place of what the environments say at a reset, since one may return the same dict each time."""
-        base = self.venv.unwrapped
-        if not self._resets or any(map(operator.is_not, self._resets, base.reset_infos)):
-            self._resets = list(map(copy, base.reset_infos))
-            base.reset_infos = list(self._resets)
+    def mark_resets(self) -> None:
+        """
+        Put copies in place of what the environments said at their last reset, since one may return the same dict each
+        time. Other ones then mean that something else has reset an environment.
+        """
+        found = self._reset_infos()
+        if found and (not self._resets or any(map(operator.is_not, self._resets, found))):
+            self._resets = [dict(info) if isinstance(info, dict) else info for info in found]
+            self.venv.unwrapped.reset_infos = list(self._resets)
 
     def has_moved_on(self) -> bool:
         """Whether something else has reset the environment since the last step."""
-        return any(map(operator.is_not, self._resets, self.venv.unwrapped.reset_infos))
+        return any(map(operator.is_not, self._resets, self._reset_infos()))
+
+    def _reset_infos(self) -> list[Any]:
+        return getattr(self.venv.unwrapped, "reset_infos", [])  # what others put under a wrapper has none
 
     def check(self, observations: Any, step: int) -> None:
         """

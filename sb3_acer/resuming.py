@@ -1,6 +1,5 @@
 """Training that can be interrupted: saved with everything that it depends on, and continued from there."""
 
-import errno
 import pickle
 import random
 import signal
@@ -37,6 +36,7 @@ from sb3_acer.checkpoint import (
 from sb3_acer.checks import check_boolean, check_integer, require
 from sb3_acer.data_parallel import DataParallelAlgorithm, generators_of_rank
 from sb3_acer.env_state import EnvStateError, get_env_state, set_env_state
+from sb3_acer.finite import FiniteVecEnv
 from sb3_acer.storage import named, opened, read_state, replacing, write_state
 
 _AGENT, _BUFFER, _TRAINING = "agent.zip", "replay_buffer.npz", "training.npz"
@@ -429,6 +429,8 @@ class ResumableAlgorithm(DataParallelAlgorithm):
                 if self.seed is not None:
                     first = self.seed + self.num_timesteps + distributed.rank() * self.n_envs
                     self.env.seed(first % 2**32)  # not the episodes of the start again
+        self._finite_env = FiniteVecEnv(self.env, lambda: self.num_timesteps)
+        self._finite_env.mark_resets()
 
     def _restore_process(self) -> None:
         """Restore callbacks' counters, logged values and global random generators, which the start of learn changes."""
@@ -479,9 +481,9 @@ class StopOnSignal(BaseCallback):
 
     def stop(self, signum: int, frame: FrameType | None) -> None:
         """Signal handler."""
-        if self.stopped_by:
+        if self.stopped_by and signum != getattr(signal, "SIGHUP", None):  # a shell that ends sends that one twice
             raise KeyboardInterrupt
-        self.stopped_by = signum
+        self.stopped_by = self.stopped_by or signum
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -491,8 +493,12 @@ class StopOnSignal(BaseCallback):
         handlers = {number: signal.signal(number, self.stop) for number in numbers}
         try:
             yield
-        except OSError as error:
-            if error.errno in (errno.EPIPE, errno.EIO):  # Ctrl-C also ends `| tee`: what saves may print, to nowhere
+        except OSError:
+            try:
+                print(end="", flush=True)
+            except (
+                OSError
+            ):  # Ctrl-C also ends `| tee`, and a terminal may have closed: what saves may print, to nowhere
                 sys.stdout = StringIO()
             raise
         finally:

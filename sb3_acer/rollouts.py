@@ -99,6 +99,7 @@ class RolloutAlgorithm(SavingAlgorithm):
         resets = reset_num_timesteps or self._last_obs is None
         with dead_workers_named(self.env), self._reset_next_after_an_error(), kept_if_refused(normalize):
             prepared = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
+            self._finite_env.mark_resets()
             if resets:
                 self._finite_env.check(self._last_obs, self.num_timesteps)
         if resets:

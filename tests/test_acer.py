@@ -33,7 +33,14 @@ from stable_baselines3.common.logger import KVWriter, Logger
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, CombinedExtractor, FlattenExtractor
 from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, set_random_seed
-from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecFrameStack, VecNormalize
+from stable_baselines3.common.vec_env import (
+    DummyVecEnv,
+    SubprocVecEnv,
+    VecEnv,
+    VecEnvWrapper,
+    VecFrameStack,
+    VecNormalize,
+)
 from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
@@ -1076,6 +1083,9 @@ def test_a_learning_rate_assigned_between_two_calls_counts() -> None:
         assert model.policy.optimizer.param_groups[0]["lr"] == 1e-5
     model.lr_schedule = "linear"  # type: ignore[assignment]
     assert model.learn(40).policy.optimizer.param_groups[0]["lr"] == 0
+    model.lr_schedule = 1e-3  # type: ignore[assignment]
+    with pytest.raises(ValueError, match=r"lr_schedule must be one of linear, .*, or a function .*, got 0.001"):
+        model.learn(20)
     model.lr_schedule = "falling"  # type: ignore[assignment]
     with pytest.raises(ValueError, match=r"lr_schedule must be one of linear, .*, got 'falling'"):
         model.learn(20)
@@ -1104,6 +1114,40 @@ def test_after_an_evaluation_on_its_environment_an_agent_resets_it() -> None:
     assert model.replay_buffer.latest().observations[0, 0, 0] == 3  # type: ignore[index]
 
 
+def test_environments_of_others_under_a_wrapper_are_trained() -> None:
+    class Pool:
+        """As envpool and PettingZoo's SB3 examples have them: no VecEnv."""
+
+        num_envs, render_mode = 2, None
+        observation_space, action_space = Recorder().observation_space, Recorder().action_space
+
+        @property
+        def unwrapped(self) -> Any:
+            return self
+
+        def seed(self, seed: int | None) -> None:
+            pass
+
+        def get_attr(self, *args: Any) -> Any:
+            raise AttributeError
+
+        env_method = env_is_wrapped = get_attr
+
+    class Adapter(VecEnvWrapper):
+        def reset(self) -> Any:
+            return np.zeros((2, 2), np.float32)
+
+        def step_async(self, actions: np.ndarray) -> None:
+            pass
+
+        def step_wait(self) -> Any:
+            return np.ones((2, 2), np.float32), np.ones(2, np.float32), np.zeros(2, bool), [{}, {}]
+
+    pool: Any = Pool()
+    model = small(Adapter(pool, Pool.observation_space, Pool.action_space))
+    assert model.learn(40).learn(40, reset_num_timesteps=False).num_timesteps == 80
+
+
 ONE_INFO: dict[str, Any] = {}
 
 
@@ -1115,10 +1159,10 @@ class OneInfo(Recorder):
 
 
 @pytest.mark.parametrize("env", [Recorder, OneInfo])
-@pytest.mark.parametrize("hook", ["_on_step", "_on_rollout_end"])
+@pytest.mark.parametrize("hook", ["_on_step", "_on_rollout_end", "_on_rollout_start"])
 def test_a_callback_that_evaluates_on_the_training_environment_is_an_error(hook: str, env: type[Recorder]) -> None:
     def evaluates(callback: BaseCallback) -> bool:
-        if callback.num_timesteps > 7:
+        if callback.num_timesteps > 7 or hook == "_on_rollout_start":
             evaluate_policy(callback.model, callback.training_env, 1)
         return True
 

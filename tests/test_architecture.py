@@ -41,7 +41,7 @@ ALGORITHM: dict[str, set[str]] = {
     "rollouts": {"arguments", "checks", "env_state", "finite", "frames", "masks", "saving", "sequences"},
     "data_parallel": {"arguments", "distributed", "finite", "rollouts"},
     "checkpoint": {"storage"},
-    "resuming": {"arguments", "checkpoint", "checks", "data_parallel", "distributed", "env_state", "storage"},
+    "resuming": {"arguments", "checkpoint", "checks", "data_parallel", "distributed", "env_state", "finite", "storage"},
     "acer": {
         "arguments",
         "buffer",

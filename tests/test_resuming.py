@@ -693,6 +693,17 @@ def test_a_callbacks_reference_to_the_training_environment_does_not_set_it_back(
     model.learn(200, Holds(env))
 
 
+def test_a_loaded_agent_that_is_evaluated_on_its_environment_begins_new_episodes(tmp_path: Path) -> None:
+    with pytest.raises(Killed):
+        make_model(env=Recorder).learn(300, KillAt(201), checkpoint=tmp_path, checkpoint_freq=64)
+    model = make_model(tmp_path, Recorder)
+    evaluate_policy(model, model.get_env(), 2)  # type: ignore[arg-type]
+    model.learn(300)
+    buffer = model.replay_buffer
+    batch = buffer.gather(np.full(2, 192 // 16), np.arange(2))  # the first rollout after the checkpoint
+    assert batch.observations[0, :, 0].tolist() == [0, 0]  # type: ignore[index]
+
+
 def test_an_agent_that_cannot_be_trained_has_no_checkpoint(tmp_path: Path) -> None:
     make_model().save(tmp_path / "agent")
     with pytest.raises(ValueError, match="env must be given before save_checkpoint"):

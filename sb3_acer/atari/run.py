@@ -194,7 +194,7 @@ def main(arguments: list[str]) -> None:
     except Exception as error:
         if isinstance(error, ValueError) and run.start is None:  # the checkpoint was refused: nothing has changed
             sys.exit(f"sb3-acer run-atari: {error}")
-        if run.start is not None:
+        if run.start is not None and model.num_timesteps > run.start:
             model.save_checkpoint(folder, with_env=False)
             model.save(folder / "agent.zip")
         if not run.stopped_by:

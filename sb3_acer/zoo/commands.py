@@ -215,7 +215,7 @@ def train_on_rank(arguments: list[str]) -> None:
     hidden = argparse.SUPPRESS  # the usage, which would have these arguments alone
     parser = argparse.ArgumentParser("sb3-acer train", hidden, add_help=False, allow_abbrev=False)
     parser.add_argument("--checkpoint-freq", type=int)
-    parser.add_argument("--resume", nargs="?", type=int, const=0)
+    parser.add_argument("--resume", nargs="?", const="")
     own, rest = parser.parse_known_args(arguments or FIRST_RUN)
     resumes = own.resume is not None
     if resumes and value_of(rest, "-i", "--trained-agent") is not None:
@@ -224,7 +224,7 @@ def train_on_rank(arguments: list[str]) -> None:
     may_be_restart = own.checkpoint_freq is not None and "TORCHELASTIC_RESTART_COUNT" in os.environ  # of torchrun
     if resumes or may_be_restart:
         algo, env_id, folder = experiment_of(rest)
-        resumed = from_first(run_to_resume(algo, env_id, folder, own.resume or 0, restarted=not resumes))
+        resumed = from_first(run_to_resume(algo, env_id, folder, own.resume or "", restarted=not resumes))
         if resumed is None and resumes:
             which = f"no run {own.resume}" if own.resume else "no run"
             sys.exit(f"sb3-acer train: {folder}/{algo} has {which} of {env_id} with a checkpoint to resume from")

@@ -97,10 +97,11 @@ class AtStart(BaseCallback):
     def __init__(self, function: Callable[[], None]) -> None:
         super().__init__()
         self.function = function
-        self.has_begun = False
+        self.start: int | None = None
+        """step at which training has begun, or gone on"""
 
     def _on_training_start(self) -> None:
-        self.has_begun = True
+        self.start = self.num_timesteps
         self.function()
 
     def _on_step(self) -> bool:
@@ -295,9 +296,9 @@ class Experiment(ExperimentManager):
         except KeyboardInterrupt:  # a second signal
             pass
         except Exception as error:
-            if isinstance(error, ValueError) and self.resumed is not None and not start.has_begun:
+            if isinstance(error, ValueError) and self.resumed is not None and start.start is None:
                 sys.exit(f"sb3-acer train: {error}")
-            if model.num_timesteps > 0 and distributed.rank() == 0:
+            if start.start is not None and model.num_timesteps > start.start and distributed.rank() == 0:
                 super().save_trained_model(model)
                 print(f"Agent: {self.save_path}/{self.env_name}.zip", flush=True)
                 if self.checkpoint_freq is not None and distributed.world_size() == 1:  # else of all ranks, or none
@@ -380,7 +381,8 @@ class Experiment(ExperimentManager):
             self.evaluate(model, agent)
         of_run = self.algo, self.env_name.gym_id, self.log_folder, getattr(self.args, "gym_packages", [])
         path = Path(self.save_path)
-        number = "" if newest_run(*of_run[:3]) == path else f" {path.name.rpartition('_')[2]}"
+        is_newest = runs_of(*of_run[:3])[0][1] == path
+        number = "" if is_newest else f" {path.name.removeprefix(f'{self.env_name}_')}"
         if not getattr(self.args, "uuid", False):  # enjoy finds runs by their numbers
             print(f"To watch the agent: {command('enjoy', *of_run)}{number and ' --exp-id'}{number}")
         if self.stopped_by:
@@ -480,8 +482,9 @@ def check_settings(settings: dict[str, Any]) -> None:
     """
     for name in ("seed", "verbose", "device"):
         require(name not in settings, name, f"given as --{name}", settings.get(name))
-    for name in ("env_kwargs", "monitor_kwargs"):
-        require(isinstance(settings.get(name, {}), dict), name, "a dict", settings.get(name))
+    require(isinstance(settings.get("env_kwargs", {}), dict), "env_kwargs", "a dict", settings.get("env_kwargs"))
+    monitor = settings.get("monitor_kwargs", {})
+    require(isinstance(monitor, (dict, str)), "monitor_kwargs", "a dict, or its text", monitor)
     policy, callbacks = settings.get("policy", ""), settings.get("callback") or []
     require(isinstance(policy, (str, type)), "policy", "a name, MODULE.CLASS or a class", policy)
     listed = callbacks if isinstance(callbacks, list) else [callbacks]
@@ -499,18 +502,14 @@ def runs_of(algo: str, env_id: str, folder: str) -> list[tuple[int, Path]]:
     return sorted(runs, key=lambda run: (run[0], run[1].stat().st_mtime), reverse=True)
 
 
-def newest_run(algo: str, env_id: str, folder: str) -> Path:
-    return runs_of(algo, env_id, folder)[0][1]
-
-
-def run_to_resume(algo: str, env_id: str, folder: str, number: int = 0, restarted: bool = False) -> Path | None:
+def run_to_resume(algo: str, env_id: str, folder: str, number: str = "", restarted: bool = False) -> Path | None:
     """
-    :param number: of the run; 0 for the newest
+    :param number: of the run, as its folder's name has it; empty for the newest
     :param restarted: whether only runs are considered that this process's launcher has started
     :return: folder of the newest such run that has a checkpoint, None if there is none
     """
-    for own_number, path in runs_of(algo, env_id, folder):
-        if number not in (0, own_number):
+    for _, path in runs_of(algo, env_id, folder):
+        if number and path.name != f"{EnvironmentName(env_id)}_{number}":
             continue
         launchers = path / LAUNCHERS
         is_mine = launchers.exists() and launcher() in json.loads(launchers.read_text())

@@ -165,6 +165,12 @@ def test_a_run_that_fails_leaves_an_agent_and_a_checkpoint(monkeypatch: pytest.M
     assert max(checkpoints(tmp_path)) == 130
     assert ACER.load(tmp_path / "agent.zip", device="cpu").num_timesteps == 130
     monkeypatch.setattr(run_module.Run, "_on_step", on_step)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("checkpoint*/*")}
+    with monkeypatch.context() as patch:
+        patch.setattr(ACER, "_require_same_env", lambda agent: agent.no_memory)  # before the first step
+        with pytest.raises(AttributeError, match="no_memory"):
+            resume(tmp_path)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("checkpoint*/*")} == before  # no step was made
     resume(tmp_path)
 
 
