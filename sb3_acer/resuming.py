@@ -488,8 +488,10 @@ class StopOnSignal(BaseCallback):
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Handle the signals; afterwards they are handled as before."""
-        numbers = {signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}  # Windows has no SIGHUP
-        numbers = {each for each in numbers if signal.getsignal(each) != signal.SIG_IGN}  # as nohup sets it
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        hangup = getattr(signal, "SIGHUP", None)  # not on Windows
+        if hangup is not None and signal.getsignal(hangup) != signal.SIG_IGN:  # as nohup sets it
+            numbers.append(hangup)
         handlers = {number: signal.signal(number, self.stop) for number in numbers}
         try:
             yield

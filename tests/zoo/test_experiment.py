@@ -506,6 +506,7 @@ def test_output_that_nobody_reads_any_more_does_not_keep_training_from_being_sav
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="Windows")
 def test_a_terminal_that_closes_ends_training_unless_nohup_ignores_it() -> None:
     before = signal.getsignal(signal.SIGHUP)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     stop = StopOnSignal()
     try:
         with stop.listening():
