@@ -262,7 +262,7 @@ class Experiment(ExperimentManager):
         if distributed.rank() > 0:
             return
         line = Path(self.params_path, "command.txt")
-        before = line.read_text() if line.exists() else ""  # of a run that is resumed
+        before = line.read_text().rstrip("\n") + "\n" if line.exists() else ""  # of a run that is resumed
         super()._save_config(self.saved_hyperparams)
         line.write_text(before + line.read_text().rstrip("\n") + "\n")
         if "TORCHELASTIC_RESTART_COUNT" in os.environ:  # of torchrun
