@@ -111,7 +111,9 @@ def race() -> str:
         steps = steps_to_score(each)
         if steps and each.name in speeds:
             median, speed = float(np.median(steps)), speeds[each.name]
-            times = [short(median), f"{median / speed:.3g}"] if np.isfinite(median) else ["not reached", ""]
+            seconds = median / speed
+            times = [short(median), f"{seconds:,.0f}" if seconds >= 1000 else f"{seconds:.3g}"]
+            times = times if np.isfinite(median) else ["not reached", ""]
             reached = f"{np.isfinite(steps).sum()} of {len(steps)}"
             task = f"{each.environment}, {number(each.solved or 0)}"
             name = algorithm(each) + f", `{each.name}`" * bool(each.params)
