@@ -134,7 +134,10 @@ def figures_saved(folder: Path, prefix: str) -> Iterator[None]:
         plt.close("all")  # as a user closes windows
 
     with patch.object(plt, "show", save_figures):
-        yield
+        try:
+            yield
+        finally:
+            plt.close("all")  # also those of a command that failed
 
 
 @contextmanager
