@@ -112,8 +112,8 @@ def race() -> str:
         if steps and each.name in speeds:
             median, speed = float(np.median(steps)), speeds[each.name]
             seconds = median / speed
-            times = [short(median), f"{seconds:,.0f}" if seconds >= 1000 else f"{seconds:.3g}"]
-            times = times if np.isfinite(median) else ["not reached", ""]
+            shown = f"{seconds:,.0f}" if seconds >= 1000 else f"{seconds:.3g}"
+            times = [short(median), shown] if np.isfinite(median) else ["not reached", ""]
             reached = f"{np.isfinite(steps).sum()} of {len(steps)}"
             task = f"{each.environment}, {number(each.solved or 0)}"
             name = algorithm(each) + f", `{each.name}`" * bool(each.params)

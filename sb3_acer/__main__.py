@@ -53,7 +53,13 @@ def usage() -> str:
 
 
 def main() -> int:
-    command, *arguments = sys.argv[1:] or ["--help"]
+    try:
+        return run(*(sys.argv[1:] or ["--help"]))
+    except KeyboardInterrupt:  # train has saved its agent by then
+        return 130
+
+
+def run(command: str, *arguments: str) -> int:
     if command in ("-h", "--help"):
         print(usage())
         return 0
@@ -68,20 +74,15 @@ def main() -> int:
         return 2
     try:
         if command in OWN:
-            import_module(OWN[command]).main(arguments)
+            import_module(OWN[command]).main([*arguments])
             return 0
         require_packages("rl-zoo", "zoo", *REQUIRED, *REQUIRED_BY.get(command, ()))
     except ImportError as error:
         print(f"sb3-acer {command}: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        return 130
-    try:
-        from sb3_acer.zoo import commands
+    from sb3_acer.zoo import commands
 
-        commands.main([command, *arguments])
-    except KeyboardInterrupt:  # train has saved its agent by then
-        return 130
+    commands.main([command, *arguments])
     return 0
 
 

@@ -335,8 +335,8 @@ class ACER(StableBaselinesInterface):
     def _take_lr_schedule(self) -> None:
         """A name that a program has assigned is that of the argument; a function stays; else ours is made anew."""
         if isinstance(self.lr_schedule, str):
-            self.lr_schedule_name = self.lr_schedule
-        if self.lr_schedule is self._own_schedule or isinstance(self.lr_schedule, str):
+            self.lr_schedule_name, self.lr_schedule = self.lr_schedule, self._own_schedule
+        if self.lr_schedule is self._own_schedule:
             self.lr_schedule = self._own_schedule = make_schedule(self.learning_rate, self.lr_schedule_name)
         rule = f"one of {', '.join(SCHEDULES)}, or a function of the remaining progress"
         require(callable(self.lr_schedule), "lr_schedule", rule, self.lr_schedule)

@@ -231,7 +231,7 @@ class SequenceReplayBuffer(ReplayBuffer):
         :param env: normalises observations and rewards, if given
         :param device: device of the batch; None for the buffer's
         :return: the sequences of these slots and environments
-        :raises ValueError: if no rollout is finished, for slots that hold none, and for environments that there are not
+        :raises ValueError: if no rollout is finished, for slots that hold none, and for environments out of range
         """
         if self._ring is None or not self.size():
             raise ValueError("sequences can be sampled once a rollout is finished, got an empty replay buffer")

@@ -33,7 +33,7 @@ class FiniteVecEnv(VecEnvWrapper):
         self._count_steps = count_steps
         self._normalize = unwrap_vec_normalize(venv)
         self._forked = forked_workers(venv)
-        self._resets: list[Any] = []  # what the environments said at their last reset, after a step
+        self._resets: list[Any] = []  # what the environments said at their last reset
 
     def reset(self) -> VecEnvObs:
         return self.venv.reset()
@@ -69,7 +69,7 @@ class FiniteVecEnv(VecEnvWrapper):
         return any(map(operator.is_not, self._resets, self._reset_infos()))
 
     def _reset_infos(self) -> list[Any]:
-        return getattr(self.venv.unwrapped, "reset_infos", [])  # what others put under a wrapper has none
+        return getattr(self.venv.unwrapped, "reset_infos", [])  # environments of other libraries have none
 
     def check(self, observations: Any, step: int) -> None:
         """

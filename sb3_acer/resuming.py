@@ -189,8 +189,8 @@ class ResumableAlgorithm(DataParallelAlgorithm):
             others = f"there were {n_ranks} ranks, and now there are {distributed.world_size()}"
             resumed["env"] = resumed["env"]._replace(envs=None, source=others)
         model._resumed = resumed
-        size = model.replay_buffer.buffer_size
         if "buffer_size" in kwargs:
+            size = model.replay_buffer.buffer_size
             require(size == model.buffer_size, "buffer_size", f"{size}, as in the checkpoint", model.buffer_size)
         if threads != th.get_num_threads():
             warnings.warn(
@@ -498,9 +498,8 @@ class StopOnSignal(BaseCallback):
         except OSError:
             try:
                 print(end="", flush=True)
-            except (
-                OSError
-            ):  # Ctrl-C also ends `| tee`, and a terminal may have closed: what saves may print, to nowhere
+            except OSError:
+                # Ctrl-C also ends `| tee`, and a terminal may have closed. What saves may still print, to nowhere.
                 sys.stdout = StringIO()
             raise
         finally:

@@ -80,10 +80,10 @@ class SavingAlgorithm(OffPolicyAlgorithm):
         optimizer = self.policy.optimizer
         options = optimizer.param_groups[0].keys()
         try:
-            given = dict(load_path_or_dict)
-            for part in given.keys() & {"policy.optimizer"}:  # loading copies parameters, but not the optimiser's state
-                given[part] = deepcopy(given[part])
-            super().set_parameters(given, exact_match)
+            parts = dict(load_path_or_dict)
+            if "policy.optimizer" in parts:  # loading copies parameters, but not the optimiser's state
+                parts["policy.optimizer"] = deepcopy(parts["policy.optimizer"])
+            super().set_parameters(parts, exact_match)
             if lacking := options - optimizer.param_groups[0].keys():
                 raise ValueError(f"the state of an optimizer without {', '.join(sorted(lacking))}")
         except Exception as error:

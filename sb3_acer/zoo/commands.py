@@ -368,7 +368,8 @@ def plot_train(arguments: list[str]) -> None:
     shortest = min((len(each) for each in episodes if len(each)), default=0)  # the zoo leaves out the others
     window = value_of(arguments, "-w", "--episode-window", type=int, default=fitting_window(shortest))
     if runs and not shortest:
-        sys.exit(f"sb3-acer plot-train: {runs[0]} must have a finished episode before -max, got none")
+        within = "" if shown == sys.maxsize else f" in the first {shown} steps"
+        sys.exit(f"sb3-acer plot-train: {runs[0]} must have a finished episode{within}, got none")
     if runs and not 1 <= window <= shortest:  # the zoo would draw no line
         rule = f"from 1 to {shortest}, the episodes of the shortest run"
         sys.exit(f"sb3-acer plot-train: -w must be {rule}, got {window}")
@@ -430,7 +431,7 @@ def plot_from_file(arguments: list[str]) -> None:
 
 def plot(name: str, script: Callable[[], None], defaults: list[str], arguments: list[str], *shown: str) -> None:
     """
-    :param shown: what the names of the figures' files begin with: those of others stay
+    :param shown: algorithms and environments, with which the figures' file names begin: figures of others are kept
     """
     with figures_saved(Path(LOG_FOLDER, "plots"), "".join(f"{each}_" for each in shown)):
         run_zoo(name, script, defaults, arguments)

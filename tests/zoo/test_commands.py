@@ -157,7 +157,7 @@ def test_a_run_without_a_finished_episode_is_one_line(tmp_path: Path) -> None:
         rule = f"-w must be from 1 to 1, the episodes of the shortest run, got {window}"
         with pytest.raises(SystemExit, match=re.escape(rule)):
             commands.main(["plot-train", "-f", str(tmp_path), "-w", window])
-    with pytest.raises(SystemExit, match="must have a finished episode before -max, got none"):
+    with pytest.raises(SystemExit, match="must have a finished episode in the first 8 steps, got none"):
         commands.main(["plot-train", "-f", str(tmp_path), "-max", "8"])
 
 
