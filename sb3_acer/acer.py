@@ -58,12 +58,13 @@ from sb3_acer.policies import (
     MultiInputLstmPolicy,
     MultiInputPolicy,
 )
-from sb3_acer.rollouts import Generators, normalize_of_policy
+from sb3_acer.rollouts import Generators
 from sb3_acer.sb2_compat.interface import StableBaselinesInterface
 from sb3_acer.schedules import SCHEDULES, NamedSchedule, make_schedule
 from sb3_acer.sequences import SequenceBatch
 from sb3_acer.storage import FilePath, named, opened
 from sb3_acer.update import Settings, Update, compute_update, metrics
+from sb3_acer.vec_normalize import normalize_of_policy
 
 SelfACER = TypeVar("SelfACER", bound="ACER")
 
@@ -269,18 +270,18 @@ class ACER(StableBaselinesInterface):
 
     def _warn_of_late_start(self, total_timesteps: int, reset_num_timesteps: bool) -> None:
         """
-        Warn if the learning rate is 0 throughout this call, or if the calls before, whose steps it counts too, have
-        used up most of it.
+        Warn if this call makes one rollout only, at whose end the learning rate is 0, or if earlier calls, whose steps
+        the schedule counts as well, have used up at least two thirds of the schedule.
         """
         before = 0 if reset_num_timesteps or self._resumed is not None else self.num_timesteps
         is_own = self.lr_schedule is self._own_schedule
         is_scheduled = is_own and self.lr_schedule_name != "constant" and not callable(self.learning_rate)
-        n_steps = (self.n_steps - self.replay_buffer.step) * self.n_envs * distributed.world_size()
-        is_one_rollout = self._resumed is None and 0 < total_timesteps <= n_steps
+        rollout_steps = (self.n_steps - self.replay_buffer.step) * self.n_envs * distributed.world_size()
+        is_one_rollout = self._resumed is None and 0 < total_timesteps <= rollout_steps
         if is_scheduled and is_one_rollout and self.learning_rate and not self.lr_schedule(0):
             warnings.warn(
-                f"this call learns nothing: {total_timesteps} steps are not more than one rollout of {n_steps}, at "
-                f"whose end lr_schedule={self.lr_schedule_name!r} is 0. Use lr_schedule='constant' for such calls",
+                f"this call learns nothing: {total_timesteps} steps are not more than one rollout of {rollout_steps}, "
+                f"at whose end lr_schedule={self.lr_schedule_name!r} is 0. Use lr_schedule='constant' for such calls",
                 stacklevel=3,
             )
         elif is_scheduled and 0 < 2 * total_timesteps <= before:
@@ -333,7 +334,10 @@ class ACER(StableBaselinesInterface):
                 self.replay_buffer = self.replay_buffer.with_envs(self.n_envs)
 
     def _take_lr_schedule(self) -> None:
-        """A name that a program has assigned is that of the argument; a function stays; else ours is made anew."""
+        """
+        Use what a program has assigned to ``lr_schedule``: a name like the argument of that name, a function as it is.
+        If nothing was assigned, make the schedule anew, since ``learning_rate`` may have changed.
+        """
         if isinstance(self.lr_schedule, str):
             self.lr_schedule_name, self.lr_schedule = self.lr_schedule, self._own_schedule
         if self.lr_schedule is self._own_schedule:
@@ -413,7 +417,7 @@ class ACER(StableBaselinesInterface):
         unknown = [name for name in kwargs if name not in constructor_arguments(cls) or name in _FIXED_BY_THE_FILE]
         rule = f"arguments of the constructor other than {' and '.join(_FIXED_BY_THE_FILE)}"
         require(not unknown, "keyword arguments of load", rule, ", ".join(unknown))
-        _set_num_threads(kwargs.pop("num_procs", None), kwargs.pop("n_cpu_tf_sess", None), stacklevel=3)
+        _set_num_threads(kwargs.pop("num_procs", None), kwargs.pop("n_cpu_tf_sess", None), stacklevel=4)
         env = env if env is None else check_env(env)
         device = check_device("device", device)
         for name, attribute in ATTRIBUTES.items():
@@ -432,10 +436,10 @@ class ACER(StableBaselinesInterface):
                 size, asked = model.replay_buffer.buffer_size, model.buffer_size
                 require(size == asked, "buffer_size", f"{size}, as in the saved replay buffer", asked)
         # What the optimiser was saved with has replaced what it was built with.
-        options = {"alpha": kwargs.get("rprop_alpha"), "eps": kwargs.get("rprop_epsilon")}
+        options = [option for name, option in (("rprop_alpha", "alpha"), ("rprop_epsilon", "eps")) if name in kwargs]
         if issubclass(model.policy.optimizer_class, RMSpropTFLike):
             for group in model.policy.optimizer.param_groups:
-                group.update({name: value for name, value in options.items() if value is not None})
+                group.update({option: model.policy.optimizer_kwargs[option] for option in options})
         if "seed" in kwargs:
             model.set_random_seed(kwargs["seed"])
         return model

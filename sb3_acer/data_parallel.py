@@ -21,8 +21,8 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb3_acer import distributed
 from sb3_acer.arguments import comparable_arguments
 from sb3_acer.distributed import Moments
-from sb3_acer.finite import running_statistics
 from sb3_acer.rollouts import Generators, RolloutAlgorithm
+from sb3_acer.vec_normalize import running_statistics
 
 OF_FIRST_RANK = (EvalCallback, CheckpointCallback, ProgressBarCallback)
 """Callbacks that only rank 0 calls: they evaluate, save or print."""

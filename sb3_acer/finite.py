@@ -1,16 +1,15 @@
 """What environments return is checked before anything learns from it, callbacks and VecNormalize included."""
 
 import operator
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from stable_baselines3.common.running_mean_std import RunningMeanStd
-from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecNormalize, unwrap_vec_normalize
+from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, unwrap_vec_normalize
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
 from sb3_acer.env_state import forked_workers, wait_for_workers
+from sb3_acer.vec_normalize import final_observations, kept_if_refused, normalize_of_policy, recording
 
 LARGEST = 1e15
 """
@@ -32,6 +31,8 @@ class FiniteVecEnv(VecEnvWrapper):
         super().__init__(venv)
         self._count_steps = count_steps
         self._normalize = unwrap_vec_normalize(venv)
+        self._of_policy = normalize_of_policy(venv)
+        self.finals: dict[int, Any] = {}  # of the last step, by environment, before VecNormalize
         self._forked = forked_workers(venv)
         self._resets: list[Any] = []  # what the environments said at their last reset
 
@@ -41,17 +42,17 @@ class FiniteVecEnv(VecEnvWrapper):
     def step_wait(self) -> VecEnvStepReturn:
         with kept_if_refused(self._normalize):
             wait_for_workers(self._forked)
-            observations, rewards, dones, infos = self.venv.step_wait()
+            with recording(self._of_policy) as given:
+                observations, rewards, dones, infos = self.venv.step_wait()
+            self.finals = final_observations(dones, infos, given)
             self.mark_resets()
             step = self._count_steps() + self.num_envs
             self.check(observations, step)
             # First what VecNormalize got: its own rewards are NaN for all environments if one of them is.
             for values in (*([] if self._normalize is None else [self._normalize.old_reward]), rewards):
                 _require_finite("reward", np.asarray(values, np.float64), step)
-            for env in np.asarray(dones).nonzero()[0]:
-                final = infos[env].get("terminal_observation")
-                if final is not None:
-                    _require_finite("observation", final, step, int(env))
+            for env, final in self.finals.items():
+                _require_finite("observation", final, step, env)
         return observations, rewards, dones, infos
 
     def mark_resets(self) -> None:
@@ -80,37 +81,6 @@ class FiniteVecEnv(VecEnvWrapper):
         if self._normalize is not None:
             _require_finite("observation", self._normalize.old_obs, step)
         _require_finite("observation", observations, step)
-
-
-def kept_if_refused(normalize: VecNormalize | None) -> AbstractContextManager[None]:
-    """
-    Restore VecNormalize's statistics and last observations if the block raises an error.
-
-    :param normalize: None if there is none
-    """
-    return nullcontext() if normalize is None else _kept_if_refused(normalize)
-
-
-@contextmanager
-def _kept_if_refused(normalize: VecNormalize) -> Iterator[None]:
-    # A step gives the attributes new arrays and does not write into the old ones.
-    before = [(part, dict(vars(part))) for part in (normalize, *running_statistics(normalize))]
-    try:
-        yield
-    except BaseException:
-        for part, values in before:
-            vars(part).update(values)
-        raise
-
-
-def running_statistics(normalize: VecNormalize) -> list[RunningMeanStd]:
-    """
-    :param normalize: a VecNormalize
-    :return: its statistics of observations and of returns
-    """
-    of_observations: Any = getattr(normalize, "obs_rms", {})  # missing without norm_obs
-    parts = of_observations.values() if isinstance(of_observations, dict) else [of_observations]
-    return [*parts, normalize.ret_rms]
 
 
 def _require_finite(name: str, values: Any, step: int, env: int | None = None) -> None:

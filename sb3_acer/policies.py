@@ -319,6 +319,7 @@ class ACERPolicy(PredictionInterface):
         except (TypeError, ValueError) as error:
             rule = f"arguments of {recurrent_class.__name__}"
             raise ValueError(f"lstm_kwargs must be {rule}, got {kwargs!r}: {error}") from error
+        require(recurrent.state_size > 0, "recurrent_class", "a class of modules with a state", recurrent_class)
         return recurrent
 
     def _make_critic_recurrent(self, input_size: int) -> Recurrent:
@@ -535,8 +536,8 @@ class ACERPolicy(PredictionInterface):
                 add_gradient(self.log_std, log_std_gradient)
             pi_gradient = F.pad(output_gradient, (0, 0, 0, len(stats) - n_steps))
             gradients = pi_gradient, critic.backward(q_gradient, value_gradient)
-            found = [each.backward(gradient) for each, gradient in zip(passes, gradients, strict=True)]
-        rest = [pair for pair in found if pair is not None]
+            inputs = [each.backward(gradient) for each, gradient in zip(passes, gradients, strict=True)]
+        rest = [pair for pair in inputs if pair is not None]  # tensors from which autograd goes on, and their gradients
         if rest:
             th.autograd.backward([tensor for tensor, _ in rest], [gradient for _, gradient in rest])
 

@@ -105,10 +105,9 @@ def make_segments(ends: th.Tensor, final_steps: th.Tensor) -> Segments:
     starts[1:] = ends.cpu().numpy()
     times = np.arange(len(starts))[:, np.newaxis]
     positions = times - np.maximum.accumulate(times * starts)
-    numbers = starts.cumsum().reshape(starts.shape) + n_sequences - 1  # at the rows where episodes begin
-    n_segments = int(numbers[-1, -1]) + 1
-    numbers[0] = np.arange(n_sequences)
-    segments = np.take_along_axis(numbers, times - positions, 0)
+    n_segments = n_sequences + int(starts.sum())
+    later = starts.T.cumsum().reshape(n_sequences, -1).T + n_sequences - 1  # one sequence after the other
+    segments = np.where(positions == times, np.arange(n_sequences), later)
     before = final_steps.cpu().numpy()
     position = np.concatenate((positions.ravel(), positions.ravel()[before] + 1))
     segment = np.concatenate((segments.ravel(), segments.ravel()[before]))

@@ -11,16 +11,17 @@ from stable_baselines3.common.callbacks import BaseCallback, ConvertCallback
 from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, RolloutReturn, TrainFreq
 from stable_baselines3.common.utils import check_for_correct_spaces
-from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
+from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_acer.arguments import check_env
 from sb3_acer.checks import check_boolean
 from sb3_acer.env_state import dead_workers_named
-from sb3_acer.finite import FiniteVecEnv, kept_if_refused
+from sb3_acer.finite import FiniteVecEnv
 from sb3_acer.frames import find_frame_stack
 from sb3_acer.masks import current_masks, following_masks, has_masks
 from sb3_acer.saving import SavingAlgorithm
 from sb3_acer.sequences import by_key
+from sb3_acer.vec_normalize import kept_if_refused, normalize_of_policy
 
 
 class Generators(NamedTuple):
@@ -103,6 +104,7 @@ class RolloutAlgorithm(SavingAlgorithm):
             if resets:
                 self._finite_env.check(self._last_obs, self.num_timesteps)
         if resets:
+            self._last_obs = deepcopy(self._last_obs)
             self.replay_buffer.end_episodes()
             self._states = self.policy.initial_states(self.n_envs)
             self._episode_starts = np.ones(self.n_envs, bool)
@@ -141,17 +143,18 @@ class RolloutAlgorithm(SavingAlgorithm):
             )
             if not rollout.continue_training:
                 # The base class does not store the step at which the callback stopped, though the environment made it.
-                step = callback.locals
-                self._update_info_buffer(step["infos"], step["dones"])
-                observed = step["new_obs"], step["rewards"], step["dones"], step["infos"]
-                self._store_transition(replay_buffer, step["buffer_actions"], *observed)
+                made = callback.locals
+                self._update_info_buffer(made["infos"], made["dones"])
+                observed = made["new_obs"], made["rewards"], made["dones"], made["infos"]
+                self._store_transition(replay_buffer, made["buffer_actions"], *observed)
                 self._update_current_progress_remaining(self.num_timesteps, self._total_timesteps)
-                self._episode_num += int(np.sum(step["dones"]))
+                self._episode_num += int(np.sum(made["dones"]))
         if not rollout.continue_training and self.replay_buffer.step == 0:  # the next call of learn begins another one
             callback.on_rollout_end()
             self.train(self.gradient_steps, self.batch_size)
         if rollout.continue_training and self.replay_buffer.step:  # a callback has emptied the buffer or loaded another
             rest = train_freq, self.replay_buffer, action_noise, learning_starts
+            # Not self.collect_rollouts: this call is inside of it, and subclasses do more there, once for each rollout.
             return RolloutAlgorithm.collect_rollouts(self, env, callback, *rest)
         return rollout
 
@@ -197,7 +200,10 @@ class RolloutAlgorithm(SavingAlgorithm):
         dones: np.ndarray,
         infos: list[dict[str, Any]],
     ) -> None:
-        """Store the environment's own observations and rewards, before VecNormalize."""
+        """
+        Store the step, with observations and rewards as they were before VecNormalize, and take the new observations,
+        masks and recurrent states as the present ones.
+        """
         self._require_same_env()
         normalize = self._vec_normalize_env
         obs, next_obs = self._last_obs, new_obs
@@ -209,35 +215,20 @@ class RolloutAlgorithm(SavingAlgorithm):
         self._last_original_obs = next_obs
         if dones.any():
             next_obs = deepcopy(next_obs)
-            for env in np.flatnonzero(dones):
-                final = infos[env].get("terminal_observation")
-                if final is not None:
-                    final = by_key(final if observed is None else observed.unnormalize_obs(final))
-                    for key, rows in by_key(next_obs).items():  # VecNormalize and back, an integer 30 may be 29.9999
-                        rows[env] = np.rint(final[key]) if rows.dtype.kind in "iu" else final[key]
+            for env, final in self._finite_env.finals.items():
+                for key, rows in by_key(next_obs).items():
+                    rows[env] = by_key(final)[key]
         assert obs is not None
         acted: dict[str, Any] = {"behaviour": self._behaviour, "states": self._states}
         masks = self._masks
         if masks is not None:
             assert self.env is not None
-            of_actions = self.policy.family, self.num_timesteps
-            masks = current_masks(self.env, *of_actions)
-            acted.update(masks=self._masks, next_masks=following_masks(masks, infos, *of_actions))
+            family, step = self.policy.family, self.num_timesteps
+            masks = current_masks(self.env, family, step)
+            acted.update(masks=self._masks, next_masks=following_masks(masks, infos, family, step))
         self.replay_buffer.add(obs, next_obs, buffer_action, reward, dones, infos, **acted)
-        self._last_obs, self._masks = new_obs, masks
+        self._last_obs, self._masks = deepcopy(new_obs), masks  # a copy: environments may fill the same array again
         if self.policy.state_size:
             # A new array: a view of the policy's output would keep the memory of all earlier steps alive.
             self._states = np.where(dones[:, None], np.float32(0), self._states_after)
         self._episode_starts = dones
-
-
-def normalize_of_policy(env: VecEnv | None) -> VecNormalize | None:
-    """
-    :param env: an agent's environment
-    :return: its VecNormalize if the policy gets the observations that this one makes. None if there is none, and if
-        wrappers around it change them, as VecTransposeImage and VecFrameStack do
-    """
-    normalize = None if env is None else unwrap_vec_normalize(env)
-    if env is None or normalize is None or normalize.observation_space != env.observation_space:
-        return None
-    return normalize

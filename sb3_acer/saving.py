@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch as th
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
-from stable_baselines3.common.save_util import load_from_zip_file
+from stable_baselines3.common.save_util import load_from_zip_file, recursive_getattr
 
 from sb3_acer.buffer import SequenceReplayBuffer
 from sb3_acer.checks import check_boolean, check_device, check_parameters, require
@@ -75,7 +75,7 @@ class SavingAlgorithm(OffPolicyAlgorithm):
         unknown = [part for part in load_path_or_dict if part not in own]
         require(not unknown, name, f"parameters of {', '.join(own)}", unknown)
         for part, given in load_path_or_dict.items():
-            if not part.endswith("optimizer"):
+            if not isinstance(recursive_getattr(self, part), th.optim.Optimizer):
                 check_parameters(f"{name}[{part!r}]", given, own[part], exact_match)
         optimizer = self.policy.optimizer
         options = optimizer.param_groups[0].keys()

@@ -39,6 +39,7 @@ from stable_baselines3.common.vec_env import (
     VecEnv,
     VecEnvWrapper,
     VecFrameStack,
+    VecMonitor,
     VecNormalize,
 )
 from torch import nn
@@ -548,11 +549,50 @@ def test_arguments_of_load_replace_the_saved_ones(tmp_path: Path) -> None:
 
 def test_arguments_of_load_reach_the_optimiser_and_torch(tmp_path: Path) -> None:
     trained().save(tmp_path / "agent")
-    with pytest.warns(DeprecationWarning, match="num_procs"):
+    with pytest.warns(DeprecationWarning, match="num_procs") as warned:
         loaded = ACER.load(tmp_path / "agent", rprop_alpha=0.5, rprop_epsilon=0.1, num_procs=2)
+    assert warned[0].filename == __file__
     assert th.get_num_threads() == 2
     (group,) = loaded.policy.optimizer.param_groups
     assert (group["alpha"], group["eps"]) == (0.5, 0.1)
+
+
+def test_optimizer_kwargs_come_before_arguments_of_the_same_meaning_also_in_load(tmp_path: Path) -> None:
+    model = small(policy_kwargs={"optimizer_kwargs": {"alpha": 0.5}}, rprop_alpha=0.9)
+    model.save(tmp_path / "agent")
+    loaded = ACER.load(tmp_path / "agent", rprop_alpha=0.9, rprop_epsilon=0.1)
+    groups = [agent.policy.optimizer.param_groups[0] for agent in (model, loaded)]
+    assert [group["alpha"] for group in groups] == [0.5, 0.5]
+    assert groups[1]["eps"] == 0.1
+
+
+class WithNovelty(ACER):
+    """With a network and an optimiser of its own."""
+
+    def _setup_model(self) -> None:
+        super()._setup_model()
+        self.novelty = th.nn.Linear(4, 2)
+        self.novelty_optimiser = th.optim.Adam(self.novelty.parameters())
+
+    def _excluded_save_params(self) -> list[str]:
+        return [*super()._excluded_save_params(), "novelty", "novelty_optimiser"]
+
+    def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
+        parts, tensors = super()._get_torch_save_params()
+        return [*parts, "novelty", "novelty_optimiser"], tensors
+
+
+def test_a_subclass_saves_and_loads_optimisers_of_its_own(tmp_path: Path) -> None:
+    model = WithNovelty("MlpPolicy", "CartPole-v1", **SMALL)
+    model.novelty(th.ones(4)).sum().backward()
+    model.novelty_optimiser.step()
+    model.save(tmp_path / "agent")
+    loaded = WithNovelty.load(tmp_path / "agent")
+    assert th.equal(loaded.novelty.weight, model.novelty.weight)
+    (moments,) = (agent.novelty_optimiser.state_dict()["state"][0]["exp_avg"] for agent in (loaded,))
+    assert th.equal(moments, model.novelty_optimiser.state_dict()["state"][0]["exp_avg"])
+    with pytest.raises(ValueError, match="'novelty'"):
+        loaded.set_parameters({"novelty": {"weight": th.ones(3), "bias": th.ones(2)}}, exact_match=False)
 
 
 def test_arguments_that_load_cannot_replace_are_refused(tmp_path: Path) -> None:
@@ -844,8 +884,13 @@ def test_observations_and_rewards_are_stored_raw_and_normalised_when_sampled() -
     np.testing.assert_allclose(normalised.rewards.numpy(), env.normalize_reward(raw.rewards.numpy()), rtol=1e-6)
 
 
-def test_final_observations_that_are_integers_come_whole_out_of_their_normalisation() -> None:
-    model = small(VecNormalize(make_vec_env(Integers, n_envs=2, seed=0))).learn(600)
+@pytest.mark.parametrize("wrapper", [lambda env: env, VecMonitor], ids=["VecNormalize", "VecMonitor of VecNormalize"])
+def test_final_observations_are_stored_as_they_were_before_vec_normalize_clipped_them(
+    wrapper: Callable[[VecEnv], VecEnv],
+) -> None:
+    normalize = VecNormalize(make_vec_env(Integers, n_envs=2, seed=0), clip_obs=0.1)
+    model = small(wrapper(normalize)).learn(600)
+    assert "normalize_obs" not in vars(normalize)
     found = [model.replay_buffer.gather(np.full(2, slot), np.arange(2)) for slot in range(model.replay_buffer.pos)]
     ends: list[Any] = [
         (th.as_tensor(batch.observations).flatten(0, 1)[batch.final_steps], batch.final_observations) for batch in found
@@ -853,6 +898,29 @@ def test_final_observations_that_are_integers_come_whole_out_of_their_normalisat
     assert sum(len(last) for last, _ in ends) > 50
     for last, final in ends:
         assert (final == last + 1).all()
+
+
+@pytest.mark.parametrize("callback", [None, lambda *_: False], ids=["", "a callback stops"])
+def test_observations_are_stored_where_the_environment_fills_the_same_array_at_each_step(callback: Any) -> None:
+    class Filling(VecEnvWrapper):
+        def filled(self, observations: Any) -> Any:
+            self.kept = getattr(self, "kept", np.empty_like(observations))
+            self.kept[:] = observations
+            return self.kept
+
+        def reset(self) -> Any:
+            return self.filled(self.venv.reset())
+
+        def step_wait(self) -> Any:
+            observations, *others = self.venv.step_wait()
+            return self.filled(observations), *others
+
+    model = small(Filling(make_vec_env(Recorder, 1)), n_steps=10)
+    while model.num_timesteps < 10:
+        model.learn(10, callback, reset_num_timesteps=False)
+    observations: Any = model.replay_buffer.latest().observations
+    assert observations[:, 0, 0].tolist() == [0, 1, 2, 3, 4, 5, 6, 0, 1, 2, 3]
+    assert observations[:, 0, 1].tolist() == list(range(11))
 
 
 def test_the_callers_arguments_are_not_changed() -> None:

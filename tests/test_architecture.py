@@ -23,7 +23,8 @@ ALGORITHM: dict[str, set[str]] = {
     "schedules": {"checks"},
     "recurrent": set(),
     "env_state": set(),
-    "finite": {"env_state"},
+    "vec_normalize": set(),
+    "finite": {"env_state", "vec_normalize"},
     "frames": set(),
     "columns": {"frames"},
     "ring": {"columns", "frames"},
@@ -38,8 +39,18 @@ ALGORITHM: dict[str, set[str]] = {
     "update": {"distributions", "estimators", "policies", "sequences"},
     "masks": {"checks", "distributions", "env_state"},
     "saving": {"buffer", "checks", "policies", "storage"},
-    "rollouts": {"arguments", "checks", "env_state", "finite", "frames", "masks", "saving", "sequences"},
-    "data_parallel": {"arguments", "distributed", "finite", "rollouts"},
+    "rollouts": {
+        "arguments",
+        "checks",
+        "env_state",
+        "finite",
+        "frames",
+        "masks",
+        "saving",
+        "sequences",
+        "vec_normalize",
+    },
+    "data_parallel": {"arguments", "distributed", "rollouts", "vec_normalize"},
     "checkpoint": {"storage"},
     "resuming": {"arguments", "checkpoint", "checks", "data_parallel", "distributed", "env_state", "finite", "storage"},
     "acer": {
@@ -57,6 +68,7 @@ ALGORITHM: dict[str, set[str]] = {
         "sequences",
         "storage",
         "update",
+        "vec_normalize",
     },
 }
 # A folder for each topic: files and folders of this package that it may import besides the algorithm and itself.

@@ -809,6 +809,12 @@ def test_lstms_are_initialised_orthogonally_unless_they_are_not_to_be(
                     assert ((products - products.diagonal().diag()).abs().max() < 1e-4) == ortho_init, name
 
 
+class Stateless(LSTM):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.state_size = 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -829,6 +835,7 @@ def test_lstms_are_initialised_orthogonally_unless_they_are_not_to_be(
             {"recurrent_class": LayerNormLSTM, "lstm_kwargs": {"dropout": 0.5}},
             r"lstm_kwargs must be arguments of LayerNormLSTM, got \{'dropout': 0.5\}",
         ),
+        ({"recurrent_class": Stateless}, "recurrent_class must be a class of modules with a state, got .*Stateless"),
     ],
     ids=str,
 )

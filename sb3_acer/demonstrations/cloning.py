@@ -9,7 +9,7 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 
 from sb3_acer.checks import check_integer, check_number, require
 from sb3_acer.demonstrations.dataset import Agent, ExpertDataset
-from sb3_acer.rollouts import normalize_of_policy
+from sb3_acer.vec_normalize import normalize_of_policy
 
 LEAST_STD = 0.1
 """Lower bound on the standard deviation, as a share of half the action's range."""

@@ -18,8 +18,8 @@ from sb3_acer.demonstrations.recording import END_KEYS, KEYS, MASK_KEYS, read_im
 from sb3_acer.distributions import Categorical
 from sb3_acer.frames import find_frame_stack
 from sb3_acer.policies import ACERPolicy
-from sb3_acer.rollouts import normalize_of_policy
 from sb3_acer.storage import opened
+from sb3_acer.vec_normalize import normalize_of_policy
 
 
 class Agent(Protocol):

@@ -34,8 +34,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, unwrap_vec_nor
 from sb3_acer.checks import check_integer, require
 from sb3_acer.extras import how_to_install
 from sb3_acer.masks import KEY, has_masks
-from sb3_acer.rollouts import normalize_of_policy
 from sb3_acer.storage import replacing
+from sb3_acer.vec_normalize import final_observations, normalize_of_policy, recording
 
 KEYS = ("actions", "obs", "rewards", "episode_returns", "episode_starts")
 END_KEYS = ("truncated", "final_obs")
@@ -134,19 +134,15 @@ def _play(model: BaseAlgorithm | Callable[[Any], Any], env: GymEnv, keep: Callab
         observation, masks = keep(original[0]), get_action_masks(venv) if masked else None
         if isinstance(model, BaseAlgorithm):
             takes_masks = "action_masks" in signature(model.predict).parameters
-            given: dict[str, Any] = {"action_masks": masks} if takes_masks else {}
-            actions, state = model.predict(observations, state, starts, **given)
+            kwargs: dict[str, Any] = {"action_masks": masks} if takes_masks else {}
+            actions, state = model.predict(observations, state, starts, **kwargs)
         else:
             actions = model(observations) if venv is env else np.array([model(observations[0])])
-        observations, rewards, starts, infos = venv.step(actions)
+        with recording(observed) as given:
+            observations, rewards, starts, infos = venv.step(actions)
         ends, final = bool(starts[0]), None
         if ends:
-            final = infos[0]["terminal_observation"]
-            if observed is not None:
-                final = np.asarray(observed.unnormalize_obs(final))
-                if original.dtype.kind in "iu":  # VecNormalize and back, an integer 30 may be 29.9999
-                    final = np.rint(final).astype(original.dtype)
-            final = keep(final)
+            final = keep(final_observations(starts, infos, given)[0])
         reward = (rewards if normalize is None else normalize.get_original_reward())[0]
         truncated = ends and infos[0].get("TimeLimit.truncated", False)
         step = _Step(observation, np.array(actions[0]), float(reward), ends, truncated, final, None, None)
