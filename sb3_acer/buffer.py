@@ -17,7 +17,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from sb3_acer.checks import check_boolean, check_device, check_integer, require
 from sb3_acer.finite import LARGEST
 from sb3_acer.frames import FrameStack, make_frame_stack
-from sb3_acer.ring import Ring
+from sb3_acer.ring import Ring, with_rollout
 from sb3_acer.sequences import SequenceBatch, by_key, spaces_by_key
 from sb3_acer.storage import read_state, write_state
 
@@ -26,15 +26,19 @@ _INVALID = "<invalid actions>"  # where the ring has the masks, negated: a part 
 SelfBuffer = TypeVar("SelfBuffer", bound="SequenceReplayBuffer")
 
 
+class _Unshared(dict[str, Any]):
+    """A state whose arrays nobody else has, so that they may become a buffer's own without a copy."""
+
+
 class SequenceReplayBuffer(ReplayBuffer):
     """
     A ring of slots. A slot is a rollout of ``n_steps`` steps of all environments. A finished slot can be sampled whole,
     so every sequence in the buffer is valid.
 
     Slots follow one another in one ring of rows, so the row after a slot's last step is the first row of the next slot.
-    The rollout under way is kept apart until it is finished. Final observations of truncated steps are rare and have a
-    table of their own. The recurrent state of the behaviour policy is stored at the first step of each slot. Memory is
-    allocated when the first step is added.
+    The slot of the rollout under way is not sampled. Final observations of truncated steps are rare and have a table of
+    their own. The recurrent state of the behaviour policy is stored at the first step of each slot. Memory is allocated
+    when the first step is added.
 
     Masks of invalid actions are stored once a step with masks has been added. In steps that are added without masks all
     actions count as valid.
@@ -43,7 +47,8 @@ class SequenceReplayBuffer(ReplayBuffer):
     the bit, see :class:`~sb3_acer.columns.FrameColumn`. The slots before the oldest that can be sampled keep its past.
 
     To sample by priority, override :meth:`sample`: :meth:`gather` returns the sequences of given slots and
-    environments, and ``weights`` of the batch multiply their gradients.
+    environments, and ``weights`` of the batch multiply their gradients. A subclass with arrays of its own extends
+    :meth:`reset`, :meth:`state_dict` and :meth:`load_state_dict`.
 
     :param buffer_size: steps of the vectorised environment to keep, at least one slot; that is ``buffer_size * n_envs``
         transitions
@@ -145,36 +150,24 @@ class SequenceReplayBuffer(ReplayBuffer):
             stored then
         """
         require(len(action) == self.n_envs, "rows of action", f"{self.n_envs}, as n_envs", len(action))
-        self._finish_if_complete()
         states = np.zeros((self.n_envs, 0), np.float32) if states is None else states
         ring = self._ring = self._ring or self._make_ring(action, behaviour, states, masks is not None)
         if masks is not None and _INVALID not in ring.observations:
             ring.observe(_INVALID, _flags(behaviour))
         done = np.array(done, bool)  # a copy: environments may fill the same array again
-        row = {"actions": action, "behaviour": behaviour, "rewards": reward, "terminated": done}
+        step = {"actions": action, "behaviour": behaviour, "rewards": reward, "terminated": done}
         now, then = self._with_masks(obs, masks), self._with_masks(next_obs, next_masks)
-        ring.write(self.step, now, then, row, self._ended)
+        row = self.pos * self.n_steps + self.step
+        following = ring.write(row, now, then, step, self._ended)
         if self.step == 0:
             ring.states[self.pos] = th.from_numpy(states)
         if done.any() and self.handle_timeout_termination:
             truncated = done & np.array([bool(info.get("TimeLimit.truncated", False)) for info in infos])
-            ring.truncate(self.step, self.pos, truncated)
-        self._ended = done
-        self.step += 1
-        self._finish_if_complete()
-
-    def _finish_if_complete(self) -> None:
-        """
-        Move a complete rollout into its slot. If Ctrl-C interrupts this, it is done again before the next step is added
-        and before the buffer is saved.
-        """
-        if self._ring is None or self.step < self.n_steps:
-            return
-        self._ring.finish(self.pos)
-        self.full = self.full or self.pos + 1 == self.n_slots
-        self.pos = (self.pos + 1) % self._ring.n_slots
-        self.step = 0
-        self._ring.free_replaced()
+            ring.truncate(row, following, truncated)
+        pos, next_step = divmod((row + 1) % ring.n_rows, self.n_steps)
+        # Without a call in between, so that Ctrl-C leaves a step that is stored, or none.
+        ring.following, self._ended, self.pos, self.step = following, done, pos, next_step
+        self.full = self.full or pos == self.n_slots
 
     def _with_masks(self, obs: NumpyObs, masks: np.ndarray | None) -> dict[str, np.ndarray]:
         """Observations and masks by the keys of the ring."""
@@ -187,9 +180,9 @@ class SequenceReplayBuffer(ReplayBuffer):
         """
         Truncate the episodes under way, because the environments were reset from outside after the last step.
         """
-        self._finish_if_complete()
         if self._ring is not None:
-            self._ring.truncate(self.step - 1 if self.step else None, self.pos)
+            last = self.pos * self.n_steps + self.step - 1  # -1 is the ring's last row
+            self._ring.truncate(last, self._ring.following)
         self._ended = np.ones(self.n_envs, bool)
 
     def latest(self, env: VecNormalize | None = None) -> SequenceBatch:
@@ -352,7 +345,6 @@ class SequenceReplayBuffer(ReplayBuffer):
         """
         :return: everything that the buffer holds, as nested dicts of arrays (not copied) and plain values
         """
-        self._finish_if_complete()
         state: dict[str, Any] = {
             "sizes": {name: getattr(self, name) for name in ("buffer_size", "n_steps", "n_envs")},
             "spaces": self._describe_spaces(),
@@ -364,8 +356,8 @@ class SequenceReplayBuffer(ReplayBuffer):
             "columns": None,
         }
         if self._ring is not None:
-            # The rows from the first of the ring up to the border row of the last finished slot, or all.
-            n_rows = self._ring.n_slots * self.n_steps if self.full else self.pos * self.n_steps + 1
+            # The rows that have been written, with the one after the last finished slot.
+            n_rows = self._ring.n_rows if self.full else self.pos * self.n_steps + max(self.step, 1)
             state["columns"] = self._ring.state_dict(n_rows)
         return state
 
@@ -374,10 +366,7 @@ class SequenceReplayBuffer(ReplayBuffer):
         :param state: what :meth:`state_dict` returned for a buffer of the same sizes
         :raises ValueError: if it is the state of a buffer of other sizes or spaces, or cannot be sampled
         """
-        self._load_without_copy(deepcopy(state))
-
-    def _load_without_copy(self, state: dict[str, Any]) -> None:
-        """:meth:`load_state_dict` of a state whose arrays become the buffer's own."""
+        state = state if isinstance(state, _Unshared) else deepcopy(state)
         for name, value in state["sizes"].items():
             if value != getattr(self, name):
                 raise ValueError(f"the replay buffer must have {name}={getattr(self, name)}, got {value}")
@@ -390,10 +379,12 @@ class SequenceReplayBuffer(ReplayBuffer):
         self._stacks = {key: FrameStack(*stack) for key, stack in state["stacks"].items()}
         columns = state["columns"]
         if columns is not None:
-            action, behaviour = (np.asarray(columns["steps"][name]["rollout"])[0] for name in ("actions", "behaviour"))
+            action, behaviour = (np.asarray(columns["steps"][name]["ring"])[0] for name in ("actions", "behaviour"))
             states, masked = np.asarray(columns["states"])[0], _INVALID in columns["observations"]
-            self._ring = self._make_ring(action, behaviour, states, masked)
-            self._ring.load_state_dict(columns)
+            ring = self._ring = self._make_ring(action, behaviour, states, masked)
+            if "rollout" in columns["steps"]["actions"]:
+                columns = with_rollout(columns, state["pos"] * self.n_steps, state["step"], self.n_steps)
+            ring.load_state_dict(columns)
         n_slots = self.n_slots if self._ring is None else self._ring.n_slots
         self.pos = check_integer("pos of the replay buffer", state["pos"], 0, n_slots - 1)
         self.step = check_integer("step of the replay buffer", state["step"], 0, self.n_steps - 1)
@@ -450,7 +441,7 @@ class SequenceReplayBuffer(ReplayBuffer):
                 device=device,
                 **{**kwargs, **state["sizes"]},
             )
-            buffer._load_without_copy(state)
+            buffer.load_state_dict(_Unshared(state))
         except (KeyError, TypeError, IndexError, RuntimeError, AttributeError, MemoryError, OverflowError) as error:
             raise ValueError(f"the replay buffer must be a whole file, got one that is damaged: {error}") from error
         return buffer

@@ -1,9 +1,4 @@
-"""
-Columns of the replay buffer: what is stored of each step of all environments, in a ring of slots of T rows.
-
-The rollout under way is written row by row and moved into the ring when it is finished. A column of observations has a
-border row too, the observation after a slot's last step, which is the first row of the next slot.
-"""
+"""Columns of the replay buffer: what is stored of each step of all environments, in a ring of rows."""
 
 import math
 from typing import Any
@@ -18,51 +13,41 @@ class Column:
     """
     Rows stored as they are.
 
-    :param n_slots: slots of the ring
-    :param n_steps: rows of a slot (T)
+    :param n_rows: rows of the ring
     :param shape: shape of a row, ``(n_envs, ...)``
     :param dtype: type of its numbers
-    :param border: whether a slot has a border row
     :param device: where the ring is stored
     :param fill: value of rows that have not been written
     """
 
     def __init__(
         self,
-        n_slots: int,
-        n_steps: int,
+        n_rows: int,
         shape: tuple[int, ...],
         dtype: Any,
-        border: bool = False,
         device: th.device | str = "cpu",
         fill: int = 0,
     ) -> None:
-        self.n_steps = n_steps
-        self.border = border
-        self.rollout = np.full((n_steps + border, *shape), fill, dtype)
-        ring = np.zeros((n_slots * n_steps, *shape), dtype)  # zeros take no memory until they are written
-        self.ring = th.from_numpy(ring).to(device)
+        ring = np.zeros((n_rows, *shape), dtype)  # zeros take no memory until they are written
         if fill:
-            self.ring.fill_(fill)
+            ring.fill(fill)
+        self.dtype = ring.dtype
+        # An array on the CPU, where torch takes several times as long to write a row; else a tensor.
+        self.ring: Any = ring if th.device(device).type == "cpu" else th.from_numpy(ring).to(device)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the ring."""
-        return self.ring.nbytes
+        return int(self.ring.nbytes)
 
-    def write(self, step: int, rows: np.ndarray) -> None:
+    def write(self, row: int, values: Any, again: bool = False) -> None:
         """
-        :param step: row of the rollout under way
-        :param rows: ``[n_envs, ...]``
+        :param row: of the ring
+        :param values: ``[n_envs, ...]``, or one number for all of it
+        :param again: whether the row is going to be written again, see :class:`FrameColumn`
         """
-        self.rollout[step] = rows
-
-    def finish(self, slot: int) -> None:
-        """Move the rollout under way into the ring, its border row into the slot after."""
-        first = slot * self.n_steps
-        self.ring[first : first + self.n_steps] = th.from_numpy(self.rollout[: self.n_steps])
-        if self.border:
-            self.ring[(first + self.n_steps) % len(self.ring)] = th.from_numpy(self.rollout[self.n_steps])
+        is_array = isinstance(self.ring, np.ndarray)
+        self.ring[row] = values if is_array else th.from_numpy(np.asarray(values, self.dtype))
 
     def take(self, places: np.ndarray) -> th.Tensor:
         """
@@ -76,20 +61,20 @@ class Column:
         :param n_rows: rows of the ring that are in use
         :return: all arrays that the column consists of, not copied
         """
-        return {"ring": self.ring[:n_rows], "rollout": self.rollout}
+        return {"ring": self.ring[:n_rows]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """
         :param state: what :meth:`state_dict` returned for a column of the same sizes
         """
-        rows = th.as_tensor(state["ring"]).to(self.ring.device)
+        rows: Any = th.as_tensor(state["ring"])
+        rows = rows.numpy(force=True) if isinstance(self.ring, np.ndarray) else rows.to(self.ring.device)
         if rows.dtype != self.ring.dtype or rows.shape[1:] != self.ring.shape[1:]:
             raise TypeError(f"rows of {self.ring.dtype} and shape {tuple(self.ring.shape[1:])} are needed")
         if len(rows) == len(self.ring):
             self.ring = rows  # without a second copy in memory
         else:
             self.ring[: len(rows)] = rows
-        self.rollout[...] = state["rollout"]
 
 
 class SideTable:
@@ -129,7 +114,7 @@ class SideTable:
             rows[place] = th.as_tensor(row[name], device=rows.device)
         return place
 
-    def free(self, places: th.Tensor) -> None:
+    def free(self, places: np.ndarray) -> None:
         """
         :param places: places of rows that are no longer needed; negative numbers are no places
         """
@@ -154,24 +139,21 @@ class FrameColumn:
     Where a stack is not the previous one shifted by one new frame, as after a reset, its older frames are stored in a
     side table, unless they are zeros or repeat the newest frame.
 
-    :param n_slots: see :class:`Column`
-    :param n_steps: see :class:`Column`
+    :param n_rows: see :class:`Column`
     :param stack: how an observation is made of frames
     :param example: observations of all environments, ``[n_envs, ...]``, for their shape and type
     :param device: see :class:`Column`
     """
 
-    def __init__(
-        self, n_slots: int, n_steps: int, stack: FrameStack, example: np.ndarray, device: th.device | str
-    ) -> None:
+    def __init__(self, n_rows: int, stack: FrameStack, example: np.ndarray, device: th.device | str) -> None:
         frames = stack.split(example)
         n_envs = len(example)
-        self.n_steps, self.stack = n_steps, stack
-        self._frames = Column(n_slots, n_steps, (n_envs, *frames.shape[2:]), frames.dtype, True, device)
+        self.stack = stack
+        self._frames = Column(n_rows, (n_envs, *frames.shape[2:]), frames.dtype, device)
         # Rows since the stack last began anew, up to the number of older frames.
-        self._ages = Column(n_slots, n_steps, (n_envs,), np.min_scalar_type(-stack.n_frames - 1), True)
+        self._ages = Column(n_rows, (n_envs,), np.min_scalar_type(-stack.n_frames - 1))
         # What preceded the stack, if it began anew: a place of the side table, _ZEROS or _REPEATED.
-        self._pasts = Column(n_slots, n_steps, (n_envs,), np.int32, True, fill=_ZEROS)
+        self._pasts = Column(n_rows, (n_envs,), np.int32, fill=_ZEROS)
         self.older = SideTable(device)
         """older frames of stacks that began anew"""
         self.older.extend("frames", frames[0, :-1])
@@ -199,21 +181,24 @@ class FrameColumn:
     def _continues(self, rows: np.ndarray) -> np.ndarray:
         return np.zeros(len(rows), bool) if self._last is None else self.stack.goes_on(rows, self._last)
 
-    def write(self, step: int, rows: np.ndarray) -> None:
+    def write(self, row: int, rows: np.ndarray, again: bool = False) -> None:
         """
-        :param step: row of the rollout under way
+        :param row: of the ring
         :param rows: ``[n_envs, ...]``
+        :param again: whether the row is going to be written again
         """
         stack, continues = self.stack, self._continues(rows)
         frames = stack.split(rows)
-        ages = np.where(continues, self._ages.rollout[(step - 1) % self.n_steps] + 1, 0)
+        replaced = self._pasts.ring[row].copy()
+        ages = np.where(continues, self._ages.ring[row - 1] + 1, 0)
         pasts = np.full(len(rows), _ZEROS)
         for env in np.flatnonzero(~continues).tolist():
             pasts[env] = self._keep_older(frames[env])
-        self._frames.write(step, frames[:, -1])
-        self._ages.write(step, np.minimum(ages, stack.n_frames - 1))
-        self._pasts.write(step, pasts)
-        if step < self.n_steps:  # the border row comes again as the next slot's first
+        self._frames.write(row, frames[:, -1])
+        self._ages.write(row, np.minimum(ages, stack.n_frames - 1))
+        self._pasts.write(row, pasts)
+        self.older.free(replaced)
+        if not again:
             self._last = np.array(rows)
 
     def _keep_older(self, frames: np.ndarray) -> int:
@@ -223,25 +208,13 @@ class FrameColumn:
             return _REPEATED
         return self.older.put({"frames": frames[:-1]})
 
-    def finish(self, slot: int) -> None:
-        """See :meth:`Column.finish`."""
-        for column in self._columns().values():
-            column.finish(slot)
-
-    def places_of(self, slot: int) -> th.Tensor:
-        """
-        :return: places of the side table that the rows of a slot have, its border row included
-        """
-        rows = np.arange(slot * self.n_steps, (slot + 1) * self.n_steps + 1) % len(self._pasts.ring)
-        return self._pasts.ring[rows]
-
     def take(self, places: np.ndarray) -> th.Tensor:
         """See :meth:`Column.take`."""
         ring, stack = self._frames.ring, self.stack
         n_rows, n_envs = ring.shape[:2]
         places = places[..., np.newaxis]
-        ages = self._ages.ring.numpy().reshape(-1)[places].astype(np.int64)
-        pasts = self._pasts.ring.numpy().reshape(-1)[places - ages * n_envs]
+        ages = self._ages.ring.reshape(-1)[places].astype(np.int64)
+        pasts = self._pasts.ring.reshape(-1)[places - ages * n_envs]
         back = np.arange(stack.n_frames)[::-1]  # rows before, for each frame of a stack
         # Frames from before a stack began anew are filled in below; until then they are its first frame.
         sources = (places - np.minimum(back, ages) * n_envs) % (n_rows * n_envs)
@@ -274,15 +247,15 @@ class FrameColumn:
         return {"frames": self._frames, "ages": self._ages, "pasts": self._pasts}
 
 
-def take(table: th.Tensor, places: np.ndarray, n_axes: int = 1) -> th.Tensor:
+def take(table: np.ndarray | th.Tensor, places: np.ndarray, n_axes: int = 1) -> th.Tensor:
     """
     :param table: ``[N, ...]``
     :param places: of any shape ``[...]``
     :param n_axes: number of the table's first axes that the places count through
     :return: the table's rows at these places
     """
-    if table.is_cpu:  # numpy takes a tenth of torch's time for few rows, and no more for many
-        rows = table.numpy()
+    if isinstance(table, np.ndarray) or table.is_cpu:  # numpy takes a tenth of torch's time for few rows
+        rows = np.asarray(table)
         return th.from_numpy(rows.reshape(math.prod(rows.shape[:n_axes]), *rows.shape[n_axes:]).take(places, axis=0))
     indices = th.from_numpy(places).to(table.device)
     return table.flatten(0, n_axes - 1).index_select(0, indices.flatten()).view(*places.shape, *table.shape[n_axes:])

@@ -512,7 +512,7 @@ def _random_states() -> dict[str, Any]:
     version, numbers, gauss = random.getstate()
     return {
         "python": [version, list(numbers), gauss],
-        "numpy": list(np.random.get_state()),
+        "numpy": np.random.get_state(legacy=False),
         "torch": th.get_rng_state(),
         "cuda": th.cuda.get_rng_state_all() if th.cuda.is_available() else [],
     }
@@ -521,7 +521,8 @@ def _random_states() -> dict[str, Any]:
 def _set_random_states(states: dict[str, Any]) -> None:
     version, numbers, gauss = states["python"]
     random.setstate((version, tuple(numbers), gauss))
-    np.random.set_state(tuple(states["numpy"]))
+    of_numpy = states["numpy"]
+    np.random.set_state(of_numpy if isinstance(of_numpy, dict) else tuple(of_numpy))  # a list in older checkpoints
     th.set_rng_state(th.as_tensor(states["torch"]))
     for device, state in enumerate(states["cuda"][: th.cuda.device_count()]):
         th.cuda.set_rng_state(th.as_tensor(state), device)

@@ -30,11 +30,13 @@ class Taken(NamedTuple):
 
 class Ring:
     """
-    Slots of ``n_steps`` rows of all environments, and the rollout under way.
+    Slots of ``n_steps`` rows of all environments. The row after a slot's last step, with the observation that followed,
+    is the first row of the next slot.
 
     Observations are dicts here; those of a space that is not a Dict have the key "".
 
-    :param n_slots: slots that can be sampled; the ring has some more, which keep the past of stacked frames
+    :param n_slots: slots that can be sampled. The ring has one more, which is written, and, between this one and the
+        oldest, those that take the row after it and keep the past of stacked frames.
     :param n_steps: rows of a slot (T)
     :param observation_spaces: by keys
     :param stacks: how observations are made of frames, by keys; those without one are stored as they are
@@ -58,7 +60,9 @@ class Ring:
         device: th.device,
     ) -> None:
         self.n_steps, self.n_envs = n_steps, len(action)
-        self.n_slots = n_slots + _n_spare(n_steps, stacks)
+        n_frames = max((stack.n_frames for stack in stacks.values()), default=1)
+        self.n_slots = n_slots + 1 - (-n_frames // n_steps)
+        self.n_rows = self.n_slots * n_steps
         self._stacks, self._strict, self._device = stacks, strict, device
         of_steps: dict[str, tuple[tuple[int, ...], Any, int]] = {
             "actions": (action.shape, action.dtype, 0),
@@ -69,14 +73,12 @@ class Ring:
             "final_place": ((self.n_envs,), np.int64, -1),  # place in the table of final observations, -1 for none
         }
         self.steps = {
-            name: Column(self.n_slots, n_steps, shape, dtype, fill=fill)
-            for name, (shape, dtype, fill) in of_steps.items()
+            name: Column(self.n_rows, shape, dtype, fill=fill) for name, (shape, dtype, fill) in of_steps.items()
         }
         self.states = th.from_numpy(np.zeros((self.n_slots, *states.shape), np.float32))
         """recurrent states at each slot's first step, ``[n_slots, n_envs, W]``"""
         self.finals = SideTable(device)
         """final observations of truncated steps"""
-        self._replaced: list[tuple[SideTable, th.Tensor]] | None = None  # places that finish has made useless
         self.following: dict[str, np.ndarray] = {}
         """observations after the last step, ``[n_envs, ...]``"""
         self.observations: dict[str, Column | FrameColumn] = {}
@@ -100,52 +102,55 @@ class Ring:
         rows = self.following[key] = np.zeros((self.n_envs, *(space.shape or ())), dtype)
         self.finals.extend(key, rows[0])
         if key in self._stacks:
-            self.observations[key] = FrameColumn(self.n_slots, self.n_steps, self._stacks[key], rows, self._device)
+            self.observations[key] = FrameColumn(self.n_rows, self._stacks[key], rows, self._device)
         else:
-            self.observations[key] = Column(self.n_slots, self.n_steps, rows.shape, rows.dtype, True, self._device)
+            self.observations[key] = Column(self.n_rows, rows.shape, rows.dtype, self._device)
 
     def write(
         self,
-        step: int,
+        row: int,
         observations: dict[str, np.ndarray],
         following: dict[str, np.ndarray],
-        row: dict[str, np.ndarray],
+        step: dict[str, np.ndarray],
         starts: np.ndarray,
-    ) -> None:
+    ) -> dict[str, np.ndarray]:
         """
-        Write a step of the rollout under way.
+        Write a step.
 
-        :param step: its row
+        :param row: its row, in a slot that is not sampled
         :param observations: before the step, ``[n_envs, ...]``
         :param following: after the step, ``[n_envs, ...]``
-        :param row: what else is stored of a step, by the names of the columns, ``[n_envs, ...]``
+        :param step: what else is stored of a step, by the names of the columns, ``[n_envs, ...]``
         :param starts: whether the step begins an episode, bool, ``[n_envs]``
+        :return: the observations after the step, as they are stored
         :raises ValueError: if stacks must continue and one does not; nothing is written then
         """
         for key, column in self.observations.items():
             if self._strict and isinstance(column, FrameColumn):
                 column.require_continues(observations[key], starts)
         for key, rows in observations.items():
-            self.observations[key].write(step, rows)
-        for key, rows in following.items():
-            self.following[key][...] = rows
-        for name, values in row.items():
-            self.steps[name].rollout[step] = values
-        self.steps["truncated"].rollout[step] = False
-        self.steps["final_place"].rollout[step] = -1
+            self.observations[key].write(row, rows)
+        replaced = self.steps["final_place"].ring[row].copy()
+        for name, values in {**step, "truncated": np.False_, "final_place": np.int64(-1)}.items():
+            self.steps[name].write(row, values)
+        self.finals.free(replaced)
+        stored = {key: np.empty_like(rows) for key, rows in self.following.items()}
+        for key, rows in stored.items():
+            rows[...] = following[key]
+            if (row + 1) % self.n_steps == 0:  # the last step of a slot
+                self.observations[key].write((row + 1) % self.n_rows, rows, again=True)
+        return stored
 
-    def truncate(self, step: int | None, slot: int, envs: np.ndarray | None = None) -> None:
+    def truncate(self, row: int, following: dict[str, np.ndarray], envs: np.ndarray | None = None) -> None:
         """
-        Mark the last step as truncated, with what follows as its final observation.
+        Mark a step as truncated.
 
-        :param step: its row in the rollout under way; None if it is the last step of the slot before ``slot``
-        :param slot: the slot that is written next
+        :param row: its row
+        :param following: the observations after it, which become final observations, ``[n_envs, ...]``
         :param envs: the environments, bool, ``[n_envs]``; None for those whose episode goes on
         """
-        columns = {name: self.steps[name] for name in ("terminated", "truncated", "final_place")}
-        row = slot * self.n_steps - 1 if step is None else step  # -1 is the ring's last row
         terminated, truncated, places = (
-            (column.ring.numpy() if step is None else column.rollout)[row] for column in columns.values()
+            self.steps[name].ring[row] for name in ("terminated", "truncated", "final_place")
         )
         if envs is None:
             envs = ~(terminated | truncated)
@@ -153,30 +158,7 @@ class Ring:
             terminated ^= envs
         truncated |= envs
         for env in np.flatnonzero(envs):
-            places[env] = self.finals.put({key: rows[env] for key, rows in self.following.items()})
-
-    def finish(self, slot: int) -> None:
-        """
-        Move the rollout under way into a slot. If this is interrupted, it can be called again, before
-        :meth:`free_replaced`.
-
-        :param slot: a slot that is not sampled
-        """
-        for key, rows in self.following.items():
-            self.observations[key].write(self.n_steps, rows)
-        if self._replaced is None:
-            stacked = [column for column in self.observations.values() if isinstance(column, FrameColumn)]
-            first = slot * self.n_steps
-            finals = self.steps["final_place"].ring[first : first + self.n_steps].clone()
-            self._replaced = [(self.finals, finals), *((column.older, column.places_of(slot)) for column in stacked)]
-        for column in (*self.steps.values(), *self.observations.values()):
-            column.finish(slot)
-
-    def free_replaced(self) -> None:
-        """Free the places in side tables of the rows that :meth:`finish` has replaced."""
-        replaced, self._replaced = self._replaced or [], None
-        for table, places in replaced:
-            table.free(places)
+            places[env] = self.finals.put({key: rows[env] for key, rows in following.items()})
 
     def take(self, slots: np.ndarray, envs: np.ndarray) -> Taken:
         """
@@ -184,7 +166,7 @@ class Ring:
         :param envs: ``[B]``
         :return: the sequences of these slots and environments
         """
-        rows = (slots * self.n_steps + np.arange(self.n_steps + 1)[:, np.newaxis]) % (self.n_slots * self.n_steps)
+        rows = (slots * self.n_steps + np.arange(self.n_steps + 1)[:, np.newaxis]) % self.n_rows
         places = rows * self.n_envs + envs
         steps = {name: column.take(places[:-1]) for name, column in self.steps.items()}
         observations = {key: column.take(places) for key, column in self.observations.items()}
@@ -220,6 +202,30 @@ class Ring:
         self.finals.load_state_dict(state["finals"])
 
 
-def _n_spare(n_steps: int, stacks: dict[str, FrameStack]) -> int:
-    """Slots before the oldest that is sampled: for its past, and for the border row of the newest slot."""
-    return -(-max((stack.n_frames for stack in stacks.values()), default=1) // n_steps)
+def with_rollout(state: dict[str, Any], first: int, n_written: int, n_steps: int) -> dict[str, Any]:
+    """
+    :param state: of a ring of an earlier version, which had one slot less and kept the rollout under way apart
+    :param first: row of the ring that the rollout begins at
+    :param n_written: its steps
+    :param n_steps: rows of a slot (T)
+    :return: the state with a slot for the rollout
+    """
+    states = np.asarray(state["states"])
+    is_full = len(state["steps"]["actions"]["ring"]) == len(states) * n_steps
+
+    def merged(part: Any, unused: int = 0) -> Any:
+        if not isinstance(part, dict):
+            return part
+        if "rollout" not in part:
+            return {name: merged(each, -1 if name in ("pasts", "final_place") else 0) for name, each in part.items()}
+        ring, rollout = np.asarray(part["ring"]), np.asarray(part["rollout"])
+        begun = rollout[:n_written] if n_written else ring[first : first + 1]
+        if not is_full:
+            return {"ring": np.concatenate((ring[:first], begun))}
+        older = ring[first:].copy()
+        older[0] = unused  # the row after the newest slot's last step
+        rest = np.full((n_steps - len(begun), *begun.shape[1:]), unused, begun.dtype)
+        return {"ring": np.concatenate((ring[:first], begun, rest, older))}
+
+    slot = first // n_steps
+    return {**merged(state), "states": np.insert(states, slot, states[slot], axis=0)}

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import pathlib
+import secrets
 import shutil
 import warnings
 import zipfile
@@ -143,7 +144,7 @@ def replacing(path: FilePath, suffix: str, verbose: int = 0) -> Iterator[io.Buff
     unfinished = None
     try:
         destination = _destination(pathlib.Path(path), suffix, verbose)
-        unfinished = destination.with_name(f"{destination.name}.{os.getpid()}.unfinished")
+        unfinished = destination.with_name(f"{destination.name}.{secrets.token_hex(4)}.unfinished")
         with open_path(unfinished, "w") as file:
             yield file
             file.flush()

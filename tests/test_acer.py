@@ -783,6 +783,38 @@ class Labelled(SequenceReplayBuffer):
         self.label = label
 
 
+class Counting(SequenceReplayBuffer):
+    """With an array of its own: how often each sequence was sampled."""
+
+    def reset(self) -> None:
+        super().reset()
+        self.counts = np.zeros((self.n_slots + 2, self.n_envs), int)
+
+    def sample(self, *args: Any, **kwargs: Any) -> Any:
+        batch = super().sample(*args, **kwargs)
+        np.add.at(self.counts, (batch.slots, batch.envs), 1)
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "counts": self.counts}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.counts = np.array(state["counts"])
+
+
+def test_arrays_that_a_subclass_of_the_buffer_adds_are_in_files_and_checkpoints(tmp_path: Path) -> None:
+    model = small(replay_buffer_class=Counting).learn(200, checkpoint=tmp_path / "checkpoints")
+    model.save_replay_buffer(tmp_path / "buffer")
+    resumed = ACER.load_checkpoint(tmp_path / "checkpoints", gym.make("CartPole-v1"))
+    other = small(replay_buffer_class=Counting)
+    other.load_replay_buffer(tmp_path / "buffer")
+    for agent in (resumed, other):
+        assert isinstance(agent.replay_buffer, Counting)
+        np.testing.assert_array_equal(agent.replay_buffer.counts, model.replay_buffer.counts)  # type: ignore[attr-defined]
+    assert model.replay_buffer.counts.sum() > 50  # type: ignore[attr-defined]
+
+
 def test_a_buffer_for_another_number_of_environments_keeps_the_arguments_of_its_class(tmp_path: Path) -> None:
     kwargs = {"label": "mine", "optimize_memory_usage": True}
     model = trained(replay_buffer_class=Labelled, replay_buffer_kwargs=kwargs)

@@ -1,9 +1,12 @@
 """Stacks of frames, stored frame by frame: equal to the bit to stacks that are stored as they come."""
 
 import io
+import math
 import pickle
 from collections.abc import Callable
 from contextlib import suppress
+from copy import deepcopy
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -19,7 +22,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecFrameStack,
 from sb3_acer import ACER, SequenceReplayBuffer
 from sb3_acer.columns import Column, FrameColumn
 from sb3_acer.frames import FrameStack, find_frame_stack
-from sb3_acer.sequences import SequenceBatch
+from sb3_acer.sequences import SequenceBatch, by_key
 from tests.helpers import Recorder
 
 ACTIONS = spaces.Discrete(3)
@@ -132,12 +135,20 @@ def buffers(case: Case) -> tuple[SequenceReplayBuffer, SequenceReplayBuffer]:
     return whole, frames
 
 
+def meaningful(rows: th.Tensor, batch: SequenceBatch) -> th.Tensor:
+    rows = rows.clone()
+    rows[-1][batch.ends[-1].bool()] = 0
+    return rows
+
+
 def assert_equal(left: SequenceBatch, right: SequenceBatch) -> None:
     one: Any
     other: Any
     for name, one, other in zip(SequenceBatch._fields, left, right, strict=True):
         if name == "slots":
             continue  # the rings have slots for the past of frames, and so may differ in length
+        if name == "observations":  # where an episode ended with the last step, the last row belongs to another one
+            one, other = ({key: meaningful(rows, left) for key, rows in by_key(each).items()} for each in (one, other))
         if isinstance(one, dict):
             assert one.keys() == other.keys()
             assert all(th.equal(one[key], other[key]) for key in one), name
@@ -178,33 +189,63 @@ def test_frames_move_to_another_number_of_environments(case: Case) -> None:
     assert_alike(whole.with_envs(2), frames.with_envs(2))
 
 
-@every_case
-def test_a_rollout_is_stored_whole_though_ctrl_c_interrupts_this(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    game, (whole, frames), rng = Game(case), buffers(case), np.random.default_rng(0)
-    finish, add, n_left = Column.finish, frames.add, [0]
+EARLIER = {
+    "full_between_rollouts": (Case(n_steps=2, buffer_size=6, padding="other"), 30),
+    "full_within_a_rollout": (Case(padding="other"), 53),
+    "not_full": (Case(padding="other"), 13),
+    "not_full_between_rollouts": (Case(padding="other"), 15),
+    "dict": (Case(in_dict=True, padding="other", n_frames=6, n_steps=2, buffer_size=6), 31),
+}
 
-    def interrupted(column: Column, slot: int) -> None:
-        finish(column, slot)
+
+@pytest.mark.parametrize("name", EARLIER)
+def test_a_buffer_that_an_earlier_version_saved_goes_on(name: str) -> None:
+    case, n_steps = EARLIER[name]
+    game, (whole, frames) = Game(case), buffers(case)
+    game.play(n_steps, whole, frames)  # as it was made
+    for kind, buffer in (("whole", whole), ("frames", frames)):
+        with (Path(__file__).parent / "earlier_buffers" / f"{name}_{kind}.npz").open("rb") as file:
+            earlier = SequenceReplayBuffer.read(file, buffer.observation_space, ACTIONS, "cpu")
+        same_game, now = deepcopy(game), deepcopy(buffer)
+        for _ in range(12):
+            assert_alike(now, earlier)
+            assert now.step == earlier.step
+            same_game.play(1, now, earlier)
+        same_game.play(5 * case.buffer_size, now, earlier)
+        assert_alike(now, earlier)
+
+
+@every_case
+def test_a_step_that_ctrl_c_interrupts_is_not_stored_and_changes_nothing(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    game, (whole, frames), rng = Game(case), buffers(case), np.random.default_rng(0)
+    write, n_left, n_interrupted = Column.write, [0], 0
+
+    def interrupted(*args: Any, **kwargs: Any) -> None:
+        write(*args, **kwargs)
         n_left[0] -= 1
         if n_left[0] == 0:
             raise KeyboardInterrupt
 
-    def add_nevertheless(*args: Any, **kwargs: Any) -> None:
-        n_left[0] = int(rng.integers(1, 9)) if frames.step == case.n_steps - 1 else 0
-        with suppress(KeyboardInterrupt):
-            add(*args, **kwargs)
-        n_left[0] = 0
-
-    monkeypatch.setattr(Column, "finish", interrupted)
-    monkeypatch.setattr(frames, "add", add_nevertheless)
-    n_interrupted = 0
-    for _ in range(40):
+    monkeypatch.setattr(Column, "write", interrupted)
+    for _ in range(60):
         game.play(3, whole, frames)
-        n_interrupted += frames.step == case.n_steps
-        frames.state_dict()
+        n_left[0], same_game, before = int(rng.integers(1, 14)), deepcopy(game), (frames.pos, frames.step)
+        with suppress(KeyboardInterrupt):
+            game.play(1, frames)
+        n_left[0] = 0
+        if before == (frames.pos, frames.step):
+            n_interrupted += 1
+        else:
+            same_game.play(1, whole)
+        for env in range(case.n_envs):
+            game.reset(env)
+        for buffer in (whole, frames):
+            buffer.end_episodes()
         assert_alike(whole, frames)
-    assert n_interrupted
-    assert frames.step == whole.step
+        assert frames.step == whole.step
+    assert n_interrupted > 20
 
 
 def older_frames(buffer: SequenceReplayBuffer) -> th.Tensor:
@@ -212,7 +253,7 @@ def older_frames(buffer: SequenceReplayBuffer) -> th.Tensor:
     return rows
 
 
-def stored_shape(buffer: SequenceReplayBuffer) -> th.Size:
+def stored_shape(buffer: SequenceReplayBuffer) -> tuple[int, ...]:
     """Of what is stored of one observation of one environment."""
     column = buffer.state_dict()["columns"]["observations"][""]
     shape: th.Size = column.get("frames", column)["ring"].shape[2:]
@@ -360,7 +401,7 @@ def test_stacks_are_found_and_what_is_replayed_is_what_the_policy_saw(env: Any, 
     model.learn(2 * 23, callback=watch)
     model.learn(2 * 17, callback=watch)
     buffer = model.replay_buffer
-    assert stored_shape(buffer).numel() * n_frames == int(np.prod(model.observation_space.shape or ()))
+    assert math.prod(stored_shape(buffer)) * n_frames == int(np.prod(model.observation_space.shape or ()))
     assert buffer.size() == 25
     seen = np.stack(watch.seen)
     for age in range(5):
@@ -374,12 +415,11 @@ def test_stacks_of_more_frames_than_a_byte_counts_are_restored() -> None:
     n_steps, n_rows, stack = 5, 150, FrameStack(130, 0)
     frames = np.random.default_rng(0).integers(0, 255, (n_rows + 1 + stack.n_frames, 2, 3), np.uint8)
     stacks = [frames[row : row + stack.n_frames].swapaxes(0, 1) for row in range(n_rows + 1)]
-    column = FrameColumn(n_rows // n_steps + 1, n_steps, stack, stacks[0], "cpu")
+    column = FrameColumn(n_rows + n_steps, stack, stacks[0], "cpu")
     for row in range(n_rows):
-        column.write(row % n_steps, stacks[row])
+        column.write(row, stacks[row])
         if row % n_steps == n_steps - 1:
-            column.write(n_steps, stacks[row + 1])
-            column.finish(row // n_steps)
+            column.write(row + 1, stacks[row + 1], again=True)
     restored = column.take(np.arange(n_rows * 2).reshape(n_rows, 2))
     np.testing.assert_array_equal(restored.numpy(), stacks[:-1])
 

@@ -786,3 +786,16 @@ def test_a_run_goes_on_in_another_folder_of_tensorboard_if_it_is_given(before: s
         make_model(tensorboard_log=first).learn(96, KillAt(80), checkpoint=tmp_path / "run", checkpoint_freq=32)
     model = make_model(tensorboard_log=tmp_path / "logs").learn(96, checkpoint=tmp_path / "run")
     assert Path(model.logger.get_dir() or "").parent == tmp_path / "logs"
+
+
+def test_any_global_generator_of_numpy_is_resumed(tmp_path: Path) -> None:
+    of_numpy: Any = np.random
+    usual = of_numpy.get_bit_generator()
+    try:
+        of_numpy.set_bit_generator(np.random.PCG64(3))
+        ACER("MlpPolicy", "CartPole-v1", **SMALL).learn(100, checkpoint=tmp_path)
+        expected = np.random.random()
+        ACER.load_checkpoint(tmp_path, gym.make("CartPole-v1")).learn(100, checkpoint=tmp_path)
+        assert np.random.random() == expected
+    finally:
+        of_numpy.set_bit_generator(usual)

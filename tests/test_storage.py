@@ -12,6 +12,7 @@ import tempfile
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -318,6 +319,15 @@ def test_a_program_killed_while_it_saves_leaves_a_whole_file(
     assert interrupted == n_kills
 
 
+def test_threads_that_save_to_one_path_leave_a_whole_file(tmp_path: Path) -> None:
+    agent, path = small_agent(), tmp_path / "agent.zip"
+    with ThreadPoolExecutor(4) as threads:
+        for saved in [threads.submit(agent.save, path) for _ in range(40)]:
+            saved.result()
+    assert contents(tmp_path).keys() == {"agent.zip"}
+    assert steps_of_agent(path) == 20
+
+
 @every_kind
 def test_a_full_disk_keeps_the_older_file(save: Save, steps_in: Callable[[Path], int], tmp_path: Path) -> None:
     agent, path = small_agent(), tmp_path / "file.zip"
@@ -453,7 +463,7 @@ def test_a_replay_buffer_of_other_spaces_or_with_bad_numbers_is_refused_and_the_
     assert ring is not None
     columns: list[Any] = [ring.steps["rewards"], ring.steps["behaviour"], ring.observations[""]]
     for column in columns:
-        whole = column.ring[3].clone()
+        whole = column.ring[3].copy()
         column.ring[3] = th.nan
         spoiled.save_replay_buffer(tmp_path / "buffer")
         with pytest.raises(ValueError, match=r"buffer could not be loaded: the replay buffer must hold finite numbers"):
