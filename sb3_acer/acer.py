@@ -458,7 +458,7 @@ class ACER(StableBaselinesInterface):
         *,
         use_masking: bool = True,
         checkpoint: str | Path | None = None,
-        checkpoint_freq: int = 100_000,
+        checkpoint_freq: int | None = None,
         checkpoint_keep: int = 2,
     ) -> SelfACER:
         """
@@ -483,7 +483,7 @@ class ACER(StableBaselinesInterface):
         :param use_masking: whether to use masks of invalid actions if the environment has sb3-contrib's method
             ``action_masks()``, see :mod:`sb3_acer.masks`. Others are trained without masks either way.
         :param checkpoint: folder of checkpoints, one for each call of ``learn``
-        :param checkpoint_freq: steps of single environments between two checkpoints
+        :param checkpoint_freq: steps of single environments between two checkpoints, 100,000 unless it is given
         :param checkpoint_keep: number of checkpoints that are kept, the newest ones
         :raises ValueError: for an argument outside its range; and if an observation, a reward or a gradient is NaN,
             infinite, or too large for float32. Agent, replay buffer and VecNormalize are then as they were before that
@@ -502,7 +502,9 @@ class ACER(StableBaselinesInterface):
         require(isinstance(tb_log_name, str), "tb_log_name", "a string", tb_log_name)
         check_boolean("reset_num_timesteps", reset_num_timesteps)
         check_boolean("progress_bar", progress_bar)
-        checkpoint_freq = check_integer("checkpoint_freq", checkpoint_freq)
+        given = checkpoint is not None or checkpoint_freq is None
+        require(given, "checkpoint", "a folder where checkpoint_freq is given", checkpoint)
+        checkpoint_freq = check_integer("checkpoint_freq", 100_000 if checkpoint_freq is None else checkpoint_freq)
         checkpoint_keep = check_integer("checkpoint_keep", checkpoint_keep)
         self._warn_of_no_replay()
         self._warn_of_late_start(total_timesteps, reset_num_timesteps)

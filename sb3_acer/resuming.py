@@ -251,7 +251,7 @@ class ResumableAlgorithm(DataParallelAlgorithm):
             begins_next = not reset_num_timesteps and found is None and self.num_timesteps >= self._total_timesteps
             self._continues = self._resumed is not None and not begins_next
             first = self.num_timesteps if self._continues else None
-            self._warn_of_nothing_left(total_timesteps)
+            self._warn_of_what_is_left(total_timesteps, reset_num_timesteps)
             super().learn(
                 total_timesteps,
                 callback,
@@ -281,11 +281,21 @@ class ResumableAlgorithm(DataParallelAlgorithm):
             self._become(found, start)
         return found
 
-    def _warn_of_nothing_left(self, total_timesteps: int) -> None:
-        if self._continues and self.num_timesteps >= self._num_timesteps_at_start + total_timesteps:
+    def _warn_of_what_is_left(self, total_timesteps: int, reset_num_timesteps: bool) -> None:
+        if not self._continues:
+            return
+        start = self._num_timesteps_at_start
+        if self.num_timesteps >= start + total_timesteps:
             warnings.warn(
                 f"there is nothing left to train: the checkpoint has this run of {total_timesteps} steps at step "
                 f"{self.num_timesteps}. A longer run needs more steps, another run another folder",
+                stacklevel=4,
+            )
+        elif not reset_num_timesteps and self.num_timesteps >= self._total_timesteps:
+            warnings.warn(
+                f"the finished call of learn that began at step {start} goes on until it has {total_timesteps} steps: "
+                f"{start + total_timesteps - self.num_timesteps} more. For {total_timesteps} more steps give a new "
+                "folder, or no checkpoint",
                 stacklevel=4,
             )
 

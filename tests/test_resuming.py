@@ -383,6 +383,33 @@ def test_a_loaded_checkpoint_of_a_whole_call_says_that_nothing_is_left(tmp_path:
     assert model.learn(64, reset_num_timesteps=False).num_timesteps == 128
 
 
+def test_a_finished_call_that_a_further_one_prolongs_says_so(tmp_path: Path) -> None:
+    ACER("MlpPolicy", "CartPole-v1", **SMALL).learn(64, checkpoint=tmp_path)
+    model = ACER.load_checkpoint(tmp_path, gym.make("CartPole-v1"))
+    with pytest.warns(
+        UserWarning, match="that began at step 0 goes on until it has 96 steps: 32 more. For 96 more steps"
+    ):
+        model.learn(96, checkpoint=tmp_path, reset_num_timesteps=False)
+    assert model.num_timesteps == 96
+
+
+def test_a_call_that_was_interrupted_goes_on_without_a_warning(tmp_path: Path) -> None:
+    model = ACER("MlpPolicy", "CartPole-v1", **SMALL).learn(64)
+    model.learn(64, lambda *_: False, reset_num_timesteps=False, checkpoint=tmp_path)
+    resumed = ACER.load_checkpoint(tmp_path, gym.make("CartPole-v1"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        resumed.learn(64, checkpoint=tmp_path, reset_num_timesteps=False)
+    assert resumed.num_timesteps == 128
+
+
+def test_a_frequency_of_checkpoints_needs_a_folder_for_them() -> None:
+    model = ACER("MlpPolicy", "CartPole-v1", **SMALL)
+    with pytest.raises(ValueError, match="checkpoint must be a folder where checkpoint_freq is given, got None"):
+        model.learn(64, checkpoint_freq=32)
+    assert model.num_timesteps == 0
+
+
 def test_the_call_after_a_whole_one_is_as_if_training_had_not_been_interrupted(tmp_path: Path) -> None:
     def logged(model: ACER) -> Rows:
         rows = Rows()

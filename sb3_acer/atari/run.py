@@ -95,7 +95,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--stable-baselines", action="store_true", help="settings of stable-baselines instead of acer.yml's"
     )
-    parser.add_argument("--logdir", help="output folder (default: logs/run-atari/ENV_SEED)")
+    parser.add_argument("--logdir", default="", help="output folder; logs/run-atari/ENV_SEED if it is empty")
     parser.add_argument("--resume", action="store_true", help="continue from the output folder's newest checkpoint")
     parser.add_argument("--save-freq", type=whole, default=500_000, help="environment steps between checkpoints")
     parser.add_argument(

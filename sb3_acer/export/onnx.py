@@ -278,7 +278,10 @@ def main(arguments: list[str]) -> None:
         sys.exit(f"sb3-acer export: {error}")
     if options.vec_normalize is None:
         for statistics in options.agent.parent.glob("*/vecnormalize.pkl"):  # in a run's folder
-            print(f"If it was trained on normalised observations, add --vec-normalize {statistics}")
+            if pickle.loads(statistics.read_bytes()).norm_obs:
+                print(
+                    f"It takes normalised observations: for those of the environment add --vec-normalize {statistics}"
+                )
     print(f"{type(model.policy).__name__} for {model.observation_space} and {model.action_space}: {path}")
 
 

@@ -114,6 +114,8 @@ def find_agent(
     else:
         saved = sorted(Path(folder, algo).glob(f"{env_name}_{exp_id if exp_id in runs else '*'}/*.zip"))
         advice = f"There are {', '.join(map(str, saved[:8]))}{' and more' if len(saved) > 8 else ''}"
+        if any(which[1:]) and not any(path.match(CHECKPOINT_FILES) for path in saved):  # a checkpoint is asked for
+            advice += ". Agents on the way are saved by train --save-freq; those of --checkpoint-freq are for --resume"
     sys.exit(f"No saved agent: {errors[0]}. {advice}")
 
 

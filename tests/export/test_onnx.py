@@ -283,6 +283,10 @@ def test_normalised_observations_are_expected_with_a_warning(
     normalize.save(str(tmp_path / "agent" / "vecnormalize.pkl"))
     main([str(tmp_path / "agent.zip"), str(tmp_path / "out.onnx")])
     assert f"add --vec-normalize {tmp_path}/agent/vecnormalize.pkl" in capsys.readouterr().out
+    normalize.norm_obs = False
+    normalize.save(str(tmp_path / "agent" / "vecnormalize.pkl"))
+    main([str(tmp_path / "agent.zip"), str(tmp_path / "out.onnx")])
+    assert "vec-normalize" not in capsys.readouterr().out
 
 
 def test_the_command_has_no_traceback_for_a_users_mistake(tmp_path: Path) -> None:

@@ -293,6 +293,9 @@ def test_agents_that_are_there_are_named_if_the_one_asked_for_is_not(tmp_path: P
     for number, checkpoint in ((0, "1234"), (1, "1234"), (77, None)):
         with pytest.raises(SystemExit, match=r"No saved agent: .*\. There are .*_1/rl_model_1000_steps.zip$"):
             commands.find_agent(number, str(tmp_path), "acer", EnvironmentName("CartPole-v1"), False, checkpoint)
+    (run / "rl_model_1000_steps.zip").rename(run / "CartPole-v1.zip")
+    with pytest.raises(SystemExit, match="Agents on the way are saved by train --save-freq"):
+        commands.find_agent(0, str(tmp_path), "acer", EnvironmentName("CartPole-v1"), False, None, True)
 
 
 def is_mp4(path: Path) -> bool:
