@@ -52,7 +52,7 @@ def final_observations(dones: np.ndarray, infos: Sequence[dict[str, Any]], given
     :param given: what VecNormalize was given in it; empty without VecNormalize
     :return: the final observations by environment, as they were before VecNormalize
     """
-    ended = [env for env in np.flatnonzero(dones).tolist() if "terminal_observation" in infos[env]]
+    ended = [env for env in np.flatnonzero(dones).tolist() if infos[env].get("terminal_observation") is not None]
     # VecNormalize normalises the new observations first.
     finals = given[1:] if given else [infos[env]["terminal_observation"] for env in ended]
     return dict(zip(ended, finals, strict=True))
