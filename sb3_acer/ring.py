@@ -85,6 +85,11 @@ class Ring:
         for key, space in observation_spaces.items():
             self.observe(key, space)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "n_rows" not in state:  # SB3 then warns, and loads the agent without its buffer
+            raise AttributeError("a replay buffer that an earlier version saved within an agent cannot be read")
+        vars(self).update(state)
+
     @property
     def nbytes(self) -> int:
         """Bytes of all slots."""
