@@ -527,8 +527,8 @@ def _softmax_backward(probabilities: th.Tensor, gradient: th.Tensor) -> th.Tenso
 
 
 def _logits(probabilities: th.Tensor) -> th.Tensor:
-    # Finite where the probability is 0, which they reproduce.
-    return probabilities.clamp(min=th.finfo(probabilities.dtype).tiny).log().where(probabilities > 0, -1e8)
+    # Finite where the probability is 0, which they reproduce, and with finite gradients next to it.
+    return probabilities.clamp(min=1e-30).log().where(probabilities > 0, -1e8)
 
 
 def _invert(probabilities: Array, uniforms: Array) -> Array:
@@ -648,7 +648,10 @@ class DiagonalGaussian(Family):
         return _cast(clipped.round() if self.dtype.kind in "iu" else clipped, self.dtype)
 
     def _components(self, actions: np.ndarray) -> np.ndarray:
-        return actions.astype(np.float32)
+        components = actions.astype(np.float32)
+        if not np.isfinite(components).all():
+            raise ValueError(f"actions must be finite, got {actions.tolist()!r}")
+        return components
 
     def action_probability(self, stats: np.ndarray) -> Any:
         mean, std = np.split(stats.reshape(len(stats), 2, *self.low.shape), 2, axis=1)

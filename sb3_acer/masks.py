@@ -65,7 +65,7 @@ def following_masks(masks: np.ndarray, infos: list[dict[str, Any]], family: Fami
         return masks
     masks = masks.copy()
     for env in truncated:
-        masks[env] = infos[env].get(KEY, True)
+        masks[env] = np.ravel(infos[env].get(KEY, True))
     return _check(family, masks, len(masks), "the final observation of environment", step)
 
 

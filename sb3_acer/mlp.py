@@ -127,7 +127,10 @@ class Chain:
         return _Parts(
             modules=chained,
             layers=_find_layers(_flatten(chained)),
-            hooks=[getattr(module, kind) for module in modules for kind in kinds],
+            hooks=[
+                *(getattr(module, kind) for module in modules for kind in kinds),
+                *(getattr(nn.modules.module, f"_global{kind}") for kind in kinds),
+            ],
             members=members,
             identities=_identities(members),
             held=[member for each in members for member in each.values()],
@@ -144,17 +147,6 @@ class Chain:
             if activation is not None:
                 input = activation.function(input)
         return input
-
-    def without_gradients(self, input: th.Tensor) -> th.Tensor:
-        """
-        :param input: ``[N, I]``
-        :return: the output, ``[N, O]``
-        """
-        layers = self.layers
-        if layers is not None:
-            return _outputs(layers, input)[-1]
-        with th.no_grad():
-            return self(input)
 
     def of_array(self, input: np.ndarray) -> np.ndarray | None:
         """

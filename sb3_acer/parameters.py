@@ -50,6 +50,8 @@ class FlatRMSProp(RMSpropTFLike):
             lr, alpha, epsilon = group["lr"], group["alpha"], group["eps"]
             for vector in group["params"]:
                 gradient, state = vector.grad, self.state[vector]
+                if group["weight_decay"]:
+                    gradient = gradient.add(vector, alpha=group["weight_decay"])
                 if not state:
                     state.update(step=0, square_avg=th.ones_like(vector))
                 state["step"] += 1
@@ -132,8 +134,8 @@ class FlatParameters:
         present = list(self._module.parameters())
         if list(map(id, present)) != list(map(id, self.parameters)):
             raise ValueError(
-                "policy must keep the parameters that it was built with, whose values load_state_dict sets, got "
-                f"others: {len(present)} in place of {len(self.parameters)}"
+                "policy must keep the parameters that it was built with, in their order, got others: load_state_dict "
+                "sets their values, and a subclass may prune or parametrise them when it builds its networks"
             )
         held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         if list(map(id, held)) != list(map(id, self._optimized)):
@@ -190,7 +192,7 @@ class FlatParameters:
         self._optimized = learnt = [tensor for tensor in tensors if tensor.requires_grad]
         if optimizer_class in FUSED and not {"fused", "foreach", "capturable", "differentiable"} & set(kwargs):
             kwargs = {**kwargs, "fused": all(vector.is_floating_point() for vector in learnt)}
-        if optimizer_class is RMSpropTFLike and not {"momentum", "centered", "weight_decay"} & set(kwargs):
+        if optimizer_class is RMSpropTFLike and not {"momentum", "centered"} & set(kwargs):
             optimizer_class = FlatRMSProp
         optimizer = optimizer_class(learnt, lr=lr, **kwargs)
         self.connect(optimizer)
@@ -272,7 +274,7 @@ class FlatParameters:
         """
         for own, theirs in zip(self.vectors, other.vectors, strict=True):
             if own.is_floating_point():
-                own.data.lerp_(theirs.data, 1 - alpha)
+                own.data.lerp_(theirs.data.to(own.dtype), 1 - alpha)
         for buffer, current in zip(self.buffers(), other.buffers(), strict=True):
             buffer.copy_(current)
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.preprocessing import is_image_space
+from stable_baselines3.common.preprocessing import is_image_space, preprocess_obs
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from stable_baselines3.common.torch_layers import (
     BaseFeaturesExtractor,
@@ -211,11 +211,7 @@ class ACERPolicy(PredictionInterface):
         self._check_recurrent_options()
         self.use_bfloat16 = check_choice("use_bfloat16", use_bfloat16, (True, False, "auto"))
         self.family = make_family(action_space, self.learn_log_std)
-        self._is_vector = (
-            self.features_extractor_class is FlattenExtractor
-            and isinstance(observation_space, spaces.Box)
-            and len(observation_space.shape) == 1
-        )
+        self._is_vector = isinstance(observation_space, spaces.Box) and len(observation_space.shape) == 1
         self._is_image = issubclass(self.features_extractor_class, NatureCNN) and is_image_space(observation_space)
         self._build()
         self._pi_chain = Chain(self, "pi_net", "pi_head")
@@ -356,7 +352,9 @@ class ACERPolicy(PredictionInterface):
             features = features_extractor(obs.to(self._dtype))
             return features
         if not self._is_image or not isinstance(obs, th.Tensor):
-            return super().extract_features(obs, features_extractor)
+            preprocessed = preprocess_obs(obs, self.observation_space, normalize_images=self.normalize_images)
+            features = features_extractor(map_observations(lambda part: part.to(self._dtype), preprocessed))
+            return features
         fast = _has_bfloat16(obs.device.type) if self.use_bfloat16 == "auto" else self.use_bfloat16
         images = obs.to(th.bfloat16 if fast else th.float32).contiguous(memory_format=th.channels_last)
         if self.normalize_images:
@@ -460,7 +458,7 @@ class ACERPolicy(PredictionInterface):
             if self.state_size:
                 no_steps = th.zeros(0, dtype=th.int64, device=ends.device)
                 latent = self.pi_recurrent.sequence(latent, self._split(batch.states)[0], ends[:-1], no_steps)
-            outputs = self._pi_chain.without_gradients(latent)
+            outputs = ForwardPass(self._pi_chain, latent).output
             stats = self.family.statistics(outputs, self.log_std, None if masks is None else masks[:-1].flatten(0, 1))
         return stats.view(*ends.shape, self.family.n_stats)
 

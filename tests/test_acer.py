@@ -1135,6 +1135,38 @@ def test_all_parts_learn_also_where_gradients_are_switched_off(switched_off: Cal
         each.learn(60)
 
 
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Box(-1, 1, (3,)),
+        spaces.Box(-1, 1, (2, 3)),
+        spaces.Discrete(4),
+        spaces.Dict(a=spaces.Box(-1, 1, (3,)), b=spaces.MultiBinary(2)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("both", [True, False])
+def test_a_policy_may_compute_in_float64(space: spaces.Space[Any], both: bool) -> None:
+    env = gym.make("CartPole-v1")
+    env = gym.wrappers.TransformObservation(env, lambda _: space.sample(), space)
+    model = small(env, "MultiInputPolicy" if isinstance(space, spaces.Dict) else "MlpPolicy")
+    model.policy.double()
+    if both:
+        model.average_policy.double()
+    before = flat(model)
+    model.learn(30)
+    assert flat(model).dtype == th.float64
+    assert not th.equal(flat(model), before)
+
+
+@pytest.mark.parametrize("space", [spaces.Box(-1, 1, (2,)), spaces.Box(-3, 3, (1,), np.int64)], ids=str)
+def test_actions_that_are_not_finite_are_refused(space: spaces.Space[Any]) -> None:
+    model = small(Recorder(space))
+    actions = np.full((1, *(space.shape or ())), np.nan)
+    with pytest.raises(ValueError, match=r"actions must be .*, got \[\[nan"):
+        model.action_probability(np.zeros((1, 2), np.float32), actions=actions)
+
+
 def test_train_makes_as_many_updates_as_it_is_told(tmp_path: Path) -> None:
     model = trained(replay_ratio=0, lr_schedule="constant")
     before = model._n_updates

@@ -738,6 +738,19 @@ def test_final_masks_are_those_of_truncated_episodes() -> None:
     assert masks.tolist() == [[True, False], [True, False], [False, True], [True, True]]
 
 
+def test_masks_may_have_a_row_for_each_component() -> None:
+    class Rows(Doors):
+        def action_masks(self) -> Any:
+            return np.reshape(super().action_masks(), (2, 3))
+
+    ours, flat = (
+        make_agent(doors(1, env, action_space=spaces.MultiDiscrete([3, 3]), length=4), learning_rate=1e-3).learn(60)
+        for env in (Rows, Doors)
+    )
+    for own, other in zip(ours.policy.parameters(), flat.policy.parameters(), strict=True):
+        assert th.equal(own, other)
+
+
 @pytest.mark.parametrize("vec_env", [DummyVecEnv, SubprocVecEnv])
 def test_an_attribute_that_is_no_method_is_an_error_unless_masks_are_not_used(vec_env: Any) -> None:
     class Odd(Doors):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch as th
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from sb3_acer.mlp import Chain, ForwardPass
 
@@ -37,6 +38,9 @@ HOOKS: dict[str, Any] = {
     "of all": lambda module, hook: module.register_forward_hook(hook),
     "of a layer's gradient": lambda module, hook: module[2].register_full_backward_hook(hook),
     "of a parameter's gradient": lambda module, hook: module[0].weight.register_hook(hook),
+    "of all modules": lambda module, hook: register_module_forward_hook(
+        lambda each, *others: hook(each, *others) if each is module else None
+    ),
     "of an added gradient": lambda module, hook: module[0].weight.register_post_accumulate_grad_hook(hook),
 }
 
@@ -89,7 +93,7 @@ def test_only_torchs_own_linear_layers_are_taken_for_such(layer: nn.Module) -> N
     module, inputs = nn.Sequential(layer, nn.Tanh(), nn.Linear(4, 2)).double(), th.randn(3, 4, dtype=th.float64)
     chain = Chain(nn.Sequential(module), "0")
     expected = module(inputs)
-    for output in (chain(inputs), chain.without_gradients(inputs), ForwardPass(chain, inputs).output):
+    for output in (chain(inputs), ForwardPass(chain, inputs).output):
         close(output, expected)
     assert chain.of_array(inputs.numpy()) is None
 
@@ -116,7 +120,7 @@ def test_passes_have_the_outputs_and_gradients_of_their_modules(
         tensor.grad = None
     ours = ForwardPass(chain, tensors[0])
     assert not ours.output.requires_grad
-    for output in (ours.output, chain(tensors[0]), chain.without_gradients(tensors[0])):
+    for output in (ours.output, chain(tensors[0])):
         close(output, expected)
     rest = ours.backward(gradient)
     if rest is not None:
