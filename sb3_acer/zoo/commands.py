@@ -23,6 +23,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
+from zipfile import BadZipFile
 
 import gymnasium as gym
 import numpy as np
@@ -75,9 +76,13 @@ def newest_agent(folder: str, env_name: str) -> int:
 
 
 def saved_agents(folder: str) -> dict[Any, tuple[str, str]]:
-    """The zoo's ``get_trained_models``, but of the runs that have an agent, and with names that folders have too."""
+    """
+    The zoo's ``get_trained_models``, but of the runs that have an agent, and with names that folders have too. They end
+    with the run's number, since the zoo does not evaluate a name twice.
+    """
     runs = {name: (algo, EnvironmentName(env_id)) for name, (algo, env_id) in get_trained_models(folder).items()}
-    found = {name: run for name, run in runs.items() if newest_agent(f"{folder}/{run[0]}", run[1])}
+    numbers = {name: newest_agent(f"{folder}/{algo}", env_name) for name, (algo, env_name) in runs.items()}
+    found = {f"{name}_{numbers[name]}": run for name, run in runs.items() if numbers[name]}
     require(bool(found), "--log-dir", "a folder with a saved agent", folder)
     return found
 
@@ -363,7 +368,8 @@ def plot_train(arguments: list[str]) -> None:
 
     runs, env_names = runs_to_plot("plot-train", arguments, "*.monitor.csv")
     shown = value_of(arguments, "-max", "--max-timesteps", type=int, default=sys.maxsize)
-    episodes = [each[each.l.cumsum() <= shown] for each in (load_results(str(run)) for run in runs)]
+    read = [read_of("plot-train", run, load_results) for run in runs]
+    episodes = [each[each.l.cumsum() <= shown] for each in read]
     successes = value_of(arguments, "-y", "--y-axis") == "success"
     if runs and successes and not any("is_success" in each for each in episodes):  # the zoo would draw no line
         sys.exit(f"sb3-acer plot-train: {runs[0]} must have episodes with is_success for -y success, got none")
@@ -409,13 +415,22 @@ def runs_to_plot(name: str, arguments: list[str], files: str) -> tuple[list[Path
     return found, names
 
 
+def read_of(name: str, path: Path, read: Callable[[str], Any]) -> Any:
+    """What ``read`` returns for the path; the command exits if it cannot be read."""
+    try:
+        return read(str(path))
+    except (ValueError, IndexError, EOFError, BadZipFile) as error:
+        sys.exit(f"sb3-acer {name}: {path} must be whole, got {error!r}")
+
+
 def all_plots(arguments: list[str]) -> None:
     """plot the evaluations made during training, of one or more agents, and print a table"""
     from rl_zoo3.plots import all_plots
 
     runs, env_names = runs_to_plot("all-plots", arguments, "evaluations.npz")
     shown = value_of(arguments, "-max", "--max-timesteps", type=int, default=sys.maxsize)
-    first = max((int(np.load(run / "evaluations.npz")["timesteps"][0]) for run in runs), default=0)
+    read = [read_of("all-plots", run / "evaluations.npz", np.load) for run in runs]
+    first = max((int(each["timesteps"][0]) for each in read), default=0)
     if shown < first:
         sys.exit(f"sb3-acer all-plots: --max-timesteps must be at least {first}, the first evaluation, got {shown}")
     plot("all-plots", all_plots, SAVED_LOGS, [*arguments, "-e", *env_names], *algos_of(arguments))
@@ -444,13 +459,16 @@ def record_video(arguments: list[str]) -> None:
     run_module("record-video", SAVED_AGENT, arguments)
 
 
-def run_to_record(arguments: list[str]) -> int:
+def run_to_record(arguments: list[str]) -> list[str]:
     """
+    The run asked for, or the newest one that has checkpoints, or the newest one with an agent.
+
     :param arguments: of record-training, which exits if there is no such run
-    :return: number of the run asked for, or of the newest one that has checkpoints, or of the newest one with an agent
+    :return: the options that name the run and the folder for its videos
     """
     parser = experiment_parser()
     parser.add_argument("--exp-id", type=int, default=0)
+    parser.add_argument("-o", "--output-folder")
     options = parser.parse_known_args(arguments)[0]
     folder, env_name = Path(options.log_folder, options.algo), EnvironmentName(options.env)
     with_checkpoints, with_agents = (runs_with(files, folder, env_name) for files in (CHECKPOINT_FILES, "*.zip"))
@@ -460,7 +478,14 @@ def run_to_record(arguments: list[str]) -> int:
         packages = split_packages(arguments)[0]
         advice = f"{command('train', options.algo, options.env, options.log_folder, packages)} --save-freq N"
         sys.exit(f"sb3-acer record-training: {run} must have agents of {options.env}, got none. To save some: {advice}")
-    return number
+    videos = Path(options.output_folder or run / "videos").absolute()
+    if options.output_folder and any(videos.glob("*")):
+        sys.exit(
+            f"sb3-acer record-training: -o must be a new or an empty folder, since rl-zoo empties it, got {videos}"
+        )
+    if shlex.quote(str(videos)) != str(videos):
+        sys.exit(f"sb3-acer record-training: -o must be a path that a shell takes without quotes, got {str(videos)!r}")
+    return ["--exp-id", str(number), "-o", str(videos)]
 
 
 def record_training(arguments: list[str]) -> None:
@@ -468,13 +493,14 @@ def record_training(arguments: list[str]) -> None:
     with ffmpeg_on_path() as found:
         if not found:
             sys.exit("sb3-acer record-training: ffmpeg is needed to join the videos: install ffmpeg")
-        run = ["--exp-id", str(run_to_record(arguments))]
-        run_module("record-training", SAVED_AGENT, [*arguments, *run])
+        run_module("record-training", SAVED_AGENT, [*arguments, *run_to_record(arguments)])
 
 
 def benchmark(arguments: list[str]) -> None:
     """evaluate all saved agents in --log-dir (not those of the hub) and write a table"""
-    run_module("benchmark", ["--no-hub", "--log-dir", LOG_FOLDER], arguments)
+    folder = value_of(arguments, "--log-dir", default=LOG_FOLDER)
+    defaults = ["--no-hub", "--log-dir", folder, "--benchmark-dir", f"{folder}/benchmark"]
+    run_module("benchmark", defaults, arguments)
 
 
 def push_to_hub(arguments: list[str]) -> None:

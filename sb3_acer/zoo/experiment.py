@@ -1,5 +1,6 @@
 """rl-zoo's experiment with a report at the end: the agent's score, its learning curve and the next command."""
 
+import glob
 import json
 import os
 import re
@@ -126,6 +127,8 @@ class Experiment(ExperimentManager):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        is_plain = glob.escape(self.log_folder) == self.log_folder
+        require(is_plain, "--log-folder", "a path without *, ? and [, which rl-zoo takes for patterns", self.log_folder)
         check_counts(self.args, COUNTS, n_timesteps="the entry's", num_threads="torch's default", n_jobs="one per core")
         is_interval = getattr(self.args, "log_interval", -1) != 0
         require(is_interval, "--log-interval", "at least 1, -1 for the default, or less for no log", 0)
@@ -135,8 +138,9 @@ class Experiment(ExperimentManager):
             require(is_found, "--trial-id", "given with --storage and --study-name", self.trial_id)
             assert self.storage is not None
             require(self.trial_id >= 0, "--trial-id", "the number of a trial", self.trial_id)
-            is_journal = self.storage.endswith(".log")
-            is_there = Path(self.storage).is_file() if is_journal else bool(open_storage(self.storage))
+            path = self.storage.removeprefix("sqlite:///")
+            is_file = path != self.storage or path.endswith(".log")
+            is_there = Path(path).is_file() if is_file else bool(open_storage(self.storage))
             require(is_there, "--storage", "the file of a study", self.storage)
             self.trial_id = TrialNumber(self.trial_id)
         if self.resumed is not None:
@@ -159,6 +163,11 @@ class Experiment(ExperimentManager):
         both = used, saved = super().read_hyperparameters()
         for settings in both:
             settings.update({name: _number_of(value) for name, value in settings.items()})
+            for name in ("frame_stack", "vec_env_wrapper"):
+                if settings.get(name, 0) is None:  # the zoo's enjoy takes no None
+                    del settings[name]
+        if isinstance(saved.get("normalize"), dict):  # the zoo writes gamma into it, and takes an empty one for False
+            used["normalize"], saved["normalize"] = dict(saved["normalize"]), saved["normalize"] or True
         if self.resumed is not None:
             self._require_same_settings(saved)
         check_settings(saved)
@@ -327,6 +336,8 @@ class Experiment(ExperimentManager):
             # train --trial-id normalises with the trial's gamma; the zoo's trials would use the entry's.
             experiment.normalize_kwargs = {**self.normalize_kwargs, "gamma": {**self._hyperparams, **sampled}["gamma"]}
         for number, run in enumerate(runs):
+            if self.optimization_log_path is not None and self.n_runs > 1:
+                experiment.optimization_log_path = f"{self.optimization_log_path}/run_{number}"
             try:
                 last = super(Experiment, experiment).objective(cast(optuna.Trial, run))
             except ValueError as error:  # such as a fixed burn_in and a smaller n_steps
@@ -340,6 +351,7 @@ class Experiment(ExperimentManager):
 
     def hyperparameters_optimization(self) -> None:
         create: Callable[..., optuna.Study] = create_study
+        prints_entry = bool(self.storage) and self.algo == "acer"
         if self.storage:
             storage = open_storage(self.storage)  # tries several times, the zoo only once, and has a heartbeat
             if self.algo == "acer" and self.study_name:
@@ -358,12 +370,13 @@ class Experiment(ExperimentManager):
         try:
             with (
                 patch.object(optuna, "create_study", create),
-                patch.object(exp_manager, "print", without_params, create=True),
+                patch.object(exp_manager, "print", without_params if prints_entry else print, create=True),
             ):
                 super().hyperparameters_optimization()
         except ValueError as error:
             sys.exit(f"No best trial: {error}")
-        if self.storage and self.algo == "acer":
+        if prints_entry:
+            assert self.storage is not None
             study = optuna.load_study(storage=open_storage(self.storage), study_name=self.study_name)
             entry = entry_of(self.env_name.gym_id, self.saved_hyperparams, study.best_trial.params)
             print(f"Its settings, as an entry for a file of -conf:\n\n{entry}")
@@ -486,11 +499,14 @@ def check_settings(settings: dict[str, Any]) -> None:
     monitor = settings.get("monitor_kwargs", {})
     require(isinstance(monitor, (dict, str)), "monitor_kwargs", "a dict, or its text", monitor)
     policy, callbacks = settings.get("policy", ""), settings.get("callback") or []
-    require(isinstance(policy, (str, type)), "policy", "a name, MODULE.CLASS or a class", policy)
+    require(isinstance(policy, str), "policy", "a name, or MODULE.CLASS", policy)
+    wrappers = str(settings.get("vec_env_wrapper"))
+    is_other = "VecNormalize" not in wrappers
+    require(is_other, "vec_env_wrapper", "without VecNormalize, whose statistics normalize:True keeps", wrappers)
     listed = callbacks if isinstance(callbacks, list) else [callbacks]
     is_named = all(isinstance(each, dict) or (isinstance(each, str) and "." in each) for each in listed)
     require(is_named, "callback", "MODULE.CLASS, or a list of such names", callbacks)
-    if "frame_stack" in settings and settings["frame_stack"] is not None:
+    if "frame_stack" in settings:
         check_integer("frame_stack", settings["frame_stack"])
 
 

@@ -221,8 +221,19 @@ def entry_of(env_id: str, hyperparams: dict[str, Any], params: dict[str, Any]) -
     settings = {**hyperparams, **rounded(convert_acer_params(params))}
     if isinstance(settings.get("policy_kwargs"), dict):
         settings["policy_kwargs"] = code_of(settings["policy_kwargs"])
-    text: str = yaml.safe_dump({env_id: settings}, sort_keys=False, width=1000)
+    text: str = yaml.dump({env_id: settings}, Dumper=EntryDumper, sort_keys=False, width=1000)
     return text
+
+
+class EntryDumper(yaml.SafeDumper):  # type: ignore[misc]
+    """Classes by their dotted names, as the zoo finds them; other objects as they print themselves."""
+
+    def represent_object(self, value: Any) -> yaml.ScalarNode:
+        is_class = isinstance(value, type)
+        return self.represent_str(f"{value.__module__}.{value.__qualname__}" if is_class else repr(value))
+
+
+EntryDumper.add_multi_representer(object, EntryDumper.represent_object)
 
 
 def rounded(value: Any) -> Any:

@@ -161,6 +161,16 @@ def test_a_run_without_a_finished_episode_is_one_line(tmp_path: Path) -> None:
         commands.main(["plot-train", "-f", str(tmp_path), "-max", "8"])
 
 
+def test_a_damaged_file_of_a_run_is_one_line_that_names_it(tmp_path: Path) -> None:
+    run = tmp_path / "acer" / "CartPole-v1_1"
+    run.mkdir(parents=True)
+    (run / "0.monitor.csv").touch()
+    (run / "evaluations.npz").write_bytes(b"PK")
+    for name, path in (("plot-train", run), ("all-plots", run / "evaluations.npz")):
+        with pytest.raises(SystemExit, match=re.escape(f"sb3-acer {name}: {path} must be whole, got ")):
+            commands.main([name, "-f", str(tmp_path)])
+
+
 @pytest.mark.parametrize("name", ["enjoy", "record-video", "record-training"])
 def test_the_advice_to_train_names_the_modules_of_the_environment(name: str, tmp_path: Path) -> None:
     arguments = [name, "--env", "CartPole-v1", "-f", str(tmp_path), "--gym-packages", "gymnasium"]
@@ -352,6 +362,19 @@ def test_record_training_joins_a_video_of_each_checkpoint(
     assert sizes[1] > 1.5 * sizes[0]
 
 
+def test_videos_are_recorded_to_an_empty_folder_whose_path_needs_no_quotes(shell: Path) -> None:
+    run = shell / "logs/acer/CartPole-v1_1"
+    run.mkdir(parents=True)
+    (run / "CartPole-v1.zip").touch()
+    (shell / "thesis").mkdir()
+    (shell / "thesis" / "thesis.tex").touch()
+    for folder, message in (("thesis", "a new or an empty folder, since rl-zoo empties it"), ("a b", "without quotes")):
+        with pytest.raises(SystemExit, match=f"record-training: -o must be .*{message}, got "):
+            sb3_acer("record-training", "-o", folder, cwd=shell)
+    assert (shell / "thesis" / "thesis.tex").exists()
+    assert commands.run_to_record(["--algo", "acer", "-f", "logs", "-o", "new"])[2:] == ["-o", str(shell / "new")]
+
+
 @pytest.mark.parametrize(
     ("given", "run"),
     [((), "logs/acer"), (("--exp-id", "1"), "logs/acer/CartPole-v1_1"), (("--exp-id", "-1"), "logs/acer")],
@@ -420,6 +443,9 @@ def test_benchmark_evaluates_every_saved_agent_and_leaves_out_folders_without_on
     table = (tmp_path / "logs/benchmark/benchmark.md").read_text()
     (row,) = (line for line in table.splitlines() if line.startswith("|acer|CartPole-v1|"))
     assert 1 <= float(row.split("|")[3]) <= 500
+    newer = tmp_path / "logs/acer/CartPole-v1_4"
+    shutil.copytree(tmp_path / "logs/acer/CartPole-v1_1", newer)
+    assert commands.saved_agents(str(tmp_path / "logs")).keys() == {"acer-CartPole-v1_4"}  # evaluated in its turn
 
 
 class Hub:
