@@ -366,8 +366,8 @@ def plot_train(arguments: list[str]) -> None:
     """plot the reward, length or success rate of the training episodes"""
     from rl_zoo3.plots import plot_train
 
-    runs, env_names = runs_to_plot("plot-train", arguments, "*.monitor.csv")
-    shown = value_of(arguments, "-max", "--max-timesteps", type=int, default=sys.maxsize)
+    runs, given = runs_to_plot("plot-train", arguments, "*.monitor.csv")
+    shown = given.max_timesteps
     read = [read_of("plot-train", run, load_results) for run in runs]
     episodes = [each[each.l.cumsum() <= shown] for each in read]
     successes = value_of(arguments, "-y", "--y-axis") == "success"
@@ -382,26 +382,21 @@ def plot_train(arguments: list[str]) -> None:
         rule = f"from 1 to {shortest}, the episodes of the shortest run"
         sys.exit(f"sb3-acer plot-train: -w must be {rule}, got {window}")
     defaults = [*SAVED_LOGS, "-w", str(window)]
-    plot("plot-train", plot_train, defaults, [*arguments, "-e", *env_names], *algos_of(arguments), *env_names)
+    plot("plot-train", plot_train, defaults, [*arguments, "-e", *given.env], *given.algo, *given.env)
 
 
-def algos_of(arguments: list[str]) -> list[str]:
-    """The algorithms that are among the arguments of a command that plots."""
-    algos: list[str] = value_of([*SAVED_LOGS, *arguments], "-a", "--algo", "--algos", nargs="+")
-    return algos
-
-
-def runs_to_plot(name: str, arguments: list[str], files: str) -> tuple[list[Path], list[str]]:
+def runs_to_plot(name: str, arguments: list[str], files: str) -> tuple[list[Path], argparse.Namespace]:
     """
     :param name: of the command, which exits if there are no runs
     :param arguments: of the command
     :param files: pattern of the files in a run's folder that are plotted
-    :return: the folders of the runs, and the environments as they are named there
+    :return: the folders of the runs, and the arguments, with the environments as they are named there
     """
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("-a", "--algo", "--algos", nargs="+")
     parser.add_argument("-e", "--env", nargs="+")
     parser.add_argument("-f", "--exp-folder", "--exp-folders", nargs="+")
+    parser.add_argument("-max", "--max-timesteps", type=int, default=sys.maxsize)
     options = parser.parse_known_args([*SAVED_LOGS, *arguments])[0]
     names = [env_id.replace("/", "-") for env_id in options.env]
     found: list[Path] = []
@@ -412,7 +407,8 @@ def runs_to_plot(name: str, arguments: list[str], files: str) -> tuple[list[Path
             place = " or ".join(map(str, folders))
             sys.exit(f"sb3-acer {name}: {place} must have a run of {env_id} with {files}, got none")
         found += runs
-    return found, names
+    options.env = names
+    return found, options
 
 
 def read_of(name: str, path: Path, read: Callable[[str], Any]) -> Any:
@@ -427,13 +423,13 @@ def all_plots(arguments: list[str]) -> None:
     """plot the evaluations made during training, of one or more agents, and print a table"""
     from rl_zoo3.plots import all_plots
 
-    runs, env_names = runs_to_plot("all-plots", arguments, "evaluations.npz")
-    shown = value_of(arguments, "-max", "--max-timesteps", type=int, default=sys.maxsize)
+    runs, given = runs_to_plot("all-plots", arguments, "evaluations.npz")
+    shown = given.max_timesteps
     read = [read_of("all-plots", run / "evaluations.npz", np.load) for run in runs]
     first = max((int(each["timesteps"][0]) for each in read), default=0)
     if shown < first:
         sys.exit(f"sb3-acer all-plots: --max-timesteps must be at least {first}, the first evaluation, got {shown}")
-    plot("all-plots", all_plots, SAVED_LOGS, [*arguments, "-e", *env_names], *algos_of(arguments))
+    plot("all-plots", all_plots, SAVED_LOGS, [*arguments, "-e", *given.env], *given.algo)
 
 
 def plot_from_file(arguments: list[str]) -> None:

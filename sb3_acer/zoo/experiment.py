@@ -15,7 +15,7 @@ from contextlib import nullcontext
 from copy import copy
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from unittest.mock import patch
 
 import gymnasium as gym
@@ -325,21 +325,20 @@ class Experiment(ExperimentManager):
 
     def objective(self, trial: optuna.Trial) -> float:
         experiment = copy(self)  # trials may run in parallel threads
-        runs = [Run(trial, number == 0, self.fixed) for number in range(self.n_runs)]
+        runs: list[Any] = [Run(trial, number == 0, self.fixed) for number in range(self.n_runs)]
         values: list[float] = []
         if self.algo == "acer":
-            first = cast(optuna.Trial, runs[0])
-            suggest(first, N_ENVS_RANGE)
+            suggest(runs[0], N_ENVS_RANGE)
             if "n_envs_pow" in trial.params:
                 experiment.n_envs = 2 ** trial.params["n_envs_pow"]
-            sampled = sample_acer_params(first, self.n_actions, experiment.n_envs, {})
+            sampled = sample_acer_params(runs[0], self.n_actions, experiment.n_envs, {})
             # train --trial-id normalises with the trial's gamma; the zoo's trials would use the entry's.
             experiment.normalize_kwargs = {**self.normalize_kwargs, "gamma": {**self._hyperparams, **sampled}["gamma"]}
         for number, run in enumerate(runs):
             if self.optimization_log_path is not None and self.n_runs > 1:
                 experiment.optimization_log_path = f"{self.optimization_log_path}/run_{number}"
             try:
-                last = super(Experiment, experiment).objective(cast(optuna.Trial, run))
+                last = super(Experiment, experiment).objective(run)
             except ValueError as error:  # such as a fixed burn_in and a smaller n_steps
                 raise optuna.TrialPruned(str(error)) from error
             values.append(run.value() if run.evaluations else last)

@@ -123,7 +123,8 @@ def test_the_runs_of_an_environment_are_plotted_and_none_is_one_line(tmp_path: P
     (run.parent / "CartPole-v1_1").mkdir()
     (run / "0.monitor.csv").touch()
     arguments = ["-f", str(tmp_path), "-e", "MinAtar/Breakout-v1"]
-    assert commands.runs_to_plot("plot-train", arguments, "*.monitor.csv") == ([run], ["MinAtar-Breakout-v1"])
+    found, given = commands.runs_to_plot("plot-train", arguments, "*.monitor.csv")
+    assert (found, given.env) == ([run], ["MinAtar-Breakout-v1"])
     for name, files, env_id in (
         ("plot-train", "*.monitor.csv", "CartPole-v1"),
         ("all-plots", "evaluations.npz", "MinAtar/Breakout-v1"),
