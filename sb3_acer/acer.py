@@ -502,8 +502,8 @@ class ACER(StableBaselinesInterface):
         require(isinstance(tb_log_name, str), "tb_log_name", "a string", tb_log_name)
         check_boolean("reset_num_timesteps", reset_num_timesteps)
         check_boolean("progress_bar", progress_bar)
-        given = checkpoint is not None or checkpoint_freq is None
-        require(given, "checkpoint", "a folder where checkpoint_freq is given", checkpoint)
+        if checkpoint is None and checkpoint_freq is not None:
+            warnings.warn("no checkpoint is saved: checkpoint_freq is given without checkpoint, a folder", stacklevel=2)
         checkpoint_freq = check_integer("checkpoint_freq", 100_000 if checkpoint_freq is None else checkpoint_freq)
         checkpoint_keep = check_integer("checkpoint_keep", checkpoint_keep)
         self._warn_of_no_replay()

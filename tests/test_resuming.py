@@ -403,11 +403,12 @@ def test_a_call_that_was_interrupted_goes_on_without_a_warning(tmp_path: Path) -
     assert resumed.num_timesteps == 128
 
 
-def test_a_frequency_of_checkpoints_needs_a_folder_for_them() -> None:
-    model = ACER("MlpPolicy", "CartPole-v1", **SMALL)
-    with pytest.raises(ValueError, match="checkpoint must be a folder where checkpoint_freq is given, got None"):
-        model.learn(64, checkpoint_freq=32)
-    assert model.num_timesteps == 0
+def test_a_frequency_of_checkpoints_without_a_folder_for_them_is_a_warning() -> None:
+    with pytest.warns(
+        UserWarning, match="no checkpoint is saved: checkpoint_freq is given without checkpoint"
+    ) as warned:
+        ACER("MlpPolicy", "CartPole-v1", **SMALL).learn(64, checkpoint_freq=32)
+    assert warned[0].filename == __file__
 
 
 def test_the_call_after_a_whole_one_is_as_if_training_had_not_been_interrupted(tmp_path: Path) -> None:
