@@ -527,7 +527,7 @@ def _softmax_backward(probabilities: th.Tensor, gradient: th.Tensor) -> th.Tenso
 
 
 def _logits(probabilities: th.Tensor) -> th.Tensor:
-    # Finite where the probability is 0, which they reproduce, and with finite gradients next to it.
+    # -1e8 gives a probability of exactly 0 again; the bound of 1e-30 keeps the gradients of tiny ones finite.
     return probabilities.clamp(min=1e-30).log().where(probabilities > 0, -1e8)
 
 

@@ -42,9 +42,9 @@ class FiniteVecEnv(VecEnvWrapper):
     def step_wait(self) -> VecEnvStepReturn:
         with kept_if_refused(self._normalize):
             wait_for_workers(self._forked)
-            with recording(self._of_policy) as given:
+            with recording(self._of_policy) as pairs:
                 observations, rewards, dones, infos = self.venv.step_wait()
-            self.finals = final_observations(dones, infos, given)
+            self.finals = final_observations(dones, infos, self._of_policy, pairs)
             self.mark_resets()
             step = self._count_steps() + self.num_envs
             self.check(observations, step)

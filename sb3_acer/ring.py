@@ -35,8 +35,8 @@ class Ring:
 
     Observations are dicts here; those of a space that is not a Dict have the key "".
 
-    :param n_slots: slots that can be sampled. The ring has one more, which is written, and, between this one and the
-        oldest, those that take the row after it and keep the past of stacked frames.
+    :param n_slots: slots that can be sampled. The ring has further ones, which are not: the one that is written, and
+        after it those that take the row after the written slot and keep the frames before the oldest sampled slot.
     :param n_steps: rows of a slot (T)
     :param observation_spaces: by keys
     :param stacks: how observations are made of frames, by keys; those without one are stored as they are

@@ -22,40 +22,52 @@ def normalize_of_policy(env: VecEnv | None) -> VecNormalize | None:
 
 
 @contextmanager
-def recording(normalize: VecNormalize | None) -> Iterator[list[Any]]:
+def recording(normalize: VecNormalize | None) -> Iterator[list[tuple[Any, Any]]]:
     """
-    Record the observations that VecNormalize is given in a step. Of the final ones it keeps nothing else than what it
-    makes of them, clipped and rounded.
+    Record a step of VecNormalize: it replaces final observations by normalised ones, which are clipped and rounded.
 
     :param normalize: None if there is none
+    :return: pairs of what it has made and of what it was given
     """
-    given: list[Any] = []
+    pairs: list[tuple[Any, Any]] = []
     if normalize is None:
-        yield given
+        yield pairs
         return
+    attributes, normalize_obs = vars(normalize), normalize.normalize_obs
+    assigned = attributes.get("normalize_obs")  # by a program
 
-    def normalize_obs(obs: Any) -> Any:
-        given.append(obs)
-        return type(normalize).normalize_obs(normalize, obs)
+    def recorded(obs: Any) -> Any:
+        made = normalize_obs(obs)
+        pairs.append((made, obs))
+        return made
 
-    vars(normalize)["normalize_obs"] = normalize_obs
+    attributes["normalize_obs"] = recorded
     try:
-        yield given
+        yield pairs
     finally:
-        del vars(normalize)["normalize_obs"]
+        del attributes["normalize_obs"]
+        if assigned is not None:
+            attributes["normalize_obs"] = assigned
 
 
-def final_observations(dones: np.ndarray, infos: Sequence[dict[str, Any]], given: list[Any]) -> dict[int, Any]:
+def final_observations(
+    dones: np.ndarray, infos: Sequence[dict[str, Any]], normalize: VecNormalize | None, pairs: list[tuple[Any, Any]]
+) -> dict[int, Any]:
     """
     :param dones: of a step, ``[n_envs]``
     :param infos: of this step
-    :param given: what VecNormalize was given in it; empty without VecNormalize
+    :param normalize: see :func:`recording`
+    :param pairs: see :func:`recording`
     :return: the final observations by environment, as they were before VecNormalize
     """
-    ended = [env for env in np.flatnonzero(dones).tolist() if infos[env].get("terminal_observation") is not None]
-    # VecNormalize normalises the new observations first.
-    finals = given[1:] if given else [infos[env]["terminal_observation"] for env in ended]
-    return dict(zip(ended, finals, strict=True))
+    finals = {env: infos[env].get("terminal_observation") for env in np.flatnonzero(dones).tolist()}
+    for env, final in finals.items():
+        given = [obs for made, obs in pairs if made is final]
+        if given:
+            finals[env] = given[0]
+        elif normalize is not None and final is not None:  # a wrapper around VecNormalize has copied it
+            finals[env] = normalize.unnormalize_obs(final)
+    return {env: final for env, final in finals.items() if final is not None}
 
 
 def kept_if_refused(normalize: VecNormalize | None) -> AbstractContextManager[None]:

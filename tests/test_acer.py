@@ -942,6 +942,40 @@ def test_final_observations_are_stored_as_they_were_before_vec_normalize_clipped
         assert (final == last + 1).all()
 
 
+class NormalizesAgain(VecNormalize):
+    def step_wait(self) -> Any:
+        observations, *others = super().step_wait()
+        self.normalize_obs(self.get_original_obs())
+        return observations, *others
+
+
+class CopiesInfos(VecEnvWrapper):
+    def reset(self) -> Any:
+        return self.venv.reset()
+
+    def step_wait(self) -> Any:
+        *others, infos = self.venv.step_wait()
+        return *others, deepcopy(infos)
+
+
+@pytest.mark.parametrize(
+    "make", [NormalizesAgain, lambda env: CopiesInfos(VecNormalize(env))], ids=["a subclass", "a wrapper"]
+)
+def test_final_observations_are_stored_as_they_were_whatever_else_is_normalised_or_copied(make: Any) -> None:
+    model = small(make(make_vec_env(lambda: gym.wrappers.TimeLimit(Recorder(length=99), 7), 1)), n_steps=7).learn(14)
+    for slot in range(2):
+        batch = model.replay_buffer.gather(np.array([slot]), np.array([0]))
+        np.testing.assert_allclose(th.as_tensor(batch.final_observations)[0], [7, 7 * (slot + 1)], rtol=1e-5)
+
+
+def test_a_normalisation_that_a_program_has_assigned_is_used_and_stays() -> None:
+    normalize: Any = VecNormalize(make_vec_env(Recorder, 1))
+    assigned = normalize.normalize_obs = np.zeros_like
+    model = small(normalize).learn(20)
+    assert normalize.normalize_obs is assigned
+    assert not np.asarray(model._last_obs).any()
+
+
 @pytest.mark.parametrize("callback", [None, lambda *_: False], ids=["", "a callback stops"])
 def test_observations_are_stored_where_the_environment_fills_the_same_array_at_each_step(callback: Any) -> None:
     class Filling(VecEnvWrapper):

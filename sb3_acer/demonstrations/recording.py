@@ -138,11 +138,13 @@ def _play(model: BaseAlgorithm | Callable[[Any], Any], env: GymEnv, keep: Callab
             actions, state = model.predict(observations, state, starts, **kwargs)
         else:
             actions = model(observations) if venv is env else np.array([model(observations[0])])
-        with recording(observed) as given:
+        with recording(observed) as pairs:
             observations, rewards, starts, infos = venv.step(actions)
         ends, final = bool(starts[0]), None
         if ends:
-            final = keep(final_observations(starts, infos, given)[0])
+            finals = final_observations(starts, infos, observed, pairs)
+            require(0 in finals, "env", "one whose infos have terminal_observation where an episode ends", infos[0])
+            final = keep(finals[0])
         reward = (rewards if normalize is None else normalize.get_original_reward())[0]
         truncated = ends and infos[0].get("TimeLimit.truncated", False)
         step = _Step(observation, np.array(actions[0]), float(reward), ends, truncated, final, None, None)

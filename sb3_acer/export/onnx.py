@@ -278,7 +278,11 @@ def main(arguments: list[str]) -> None:
         sys.exit(f"sb3-acer export: {error}")
     if options.vec_normalize is None:
         for statistics in options.agent.parent.glob("*/vecnormalize.pkl"):  # in a run's folder
-            if pickle.loads(statistics.read_bytes()).norm_obs:
+            try:
+                is_normalised = pickle.loads(statistics.read_bytes()).norm_obs
+            except Exception:  # a damaged file, which nobody has named
+                continue
+            if is_normalised:
                 print(
                     f"It takes normalised observations: for those of the environment add --vec-normalize {statistics}"
                 )

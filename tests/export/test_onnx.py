@@ -286,6 +286,8 @@ def test_normalised_observations_are_expected_with_a_warning(
     normalize.norm_obs = False
     normalize.save(str(tmp_path / "agent" / "vecnormalize.pkl"))
     main([str(tmp_path / "agent.zip"), str(tmp_path / "out.onnx")])
+    (tmp_path / "agent" / "vecnormalize.pkl").write_bytes(b"damaged")
+    main([str(tmp_path / "agent.zip"), str(tmp_path / "out.onnx")])
     assert "vec-normalize" not in capsys.readouterr().out
 
 
