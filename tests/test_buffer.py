@@ -284,7 +284,9 @@ def assert_close_rows(got: Rows, expected: Rows, rtol: float, name: str) -> None
 
 
 def assert_same(got: Sequence, expected: Sequence, rtol: float = 0) -> None:
-    n_rows = len(got.action) + int(not expected.terminated[-1] | expected.truncated[-1])  # of one episode or its end
+    # Where the last step ends an episode, the row after it is of another one.
+    ended = expected.terminated[-1] | expected.truncated[-1]
+    n_rows = len(got.action) + int(not ended)
     seen, wanted = ({key: rows[:n_rows] for key, rows in each.observations.items()} for each in (got, expected))
     assert_close_rows(seen, wanted, rtol, "observations")
     for name in ("action", "behaviour", "reward", "terminated", "truncated", "state"):

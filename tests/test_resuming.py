@@ -405,7 +405,7 @@ def test_a_call_that_was_interrupted_goes_on_without_a_warning(tmp_path: Path) -
 
 def test_a_frequency_of_checkpoints_without_a_folder_for_them_is_a_warning() -> None:
     with pytest.warns(
-        UserWarning, match="no checkpoint is saved: checkpoint_freq is given without checkpoint"
+        UserWarning, match="checkpoint_freq has no effect without checkpoint, the folder to save to"
     ) as warned:
         ACER("MlpPolicy", "CartPole-v1", **SMALL).learn(64, checkpoint_freq=32)
     assert warned[0].filename == __file__
