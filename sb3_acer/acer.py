@@ -17,7 +17,7 @@ from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
-from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
+from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule, TrainFreq, TrainFrequencyUnit
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
 
 from sb3_acer import distributed
@@ -496,6 +496,9 @@ class ACER(StableBaselinesInterface):
         self._check_burn_in()
         n_steps = self.replay_buffer.n_steps
         require(self.n_steps == n_steps, "n_steps", f"{n_steps}, as when the agent was made", self.n_steps)
+        train_freq = cast(Any, self.train_freq)
+        rule = f"({n_steps}, 'step'), which n_steps decides"
+        require(train_freq == TrainFreq(n_steps, TrainFrequencyUnit.STEP), "train_freq", rule, train_freq)
         total_timesteps = check_whole("total_timesteps", total_timesteps)
         check_callback("callback", callback)
         self._set_log_interval(log_interval, total_timesteps)
@@ -533,9 +536,14 @@ class ACER(StableBaselinesInterface):
         self._log_interval = None if log_interval is None else check_integer("log_interval", log_interval)
 
     def dump_logs(self) -> None:
-        """Write the log."""
+        """Write the log. The values of ``train/`` stay for callbacks to read, as those of SB3's algorithms do."""
         self._logged_at = self.num_timesteps
+        log = self.logger
+        recorded = [(name, value, log.name_to_excluded[name]) for name, value in log.name_to_value.items()]
         super().dump_logs()
+        for name, value, excluded in recorded:
+            if name.startswith("train/"):
+                log.record(name, value, excluded)
 
     def _logs_now(self) -> bool:
         """Whether to record this rollout's metrics: always without an interval, since callbacks may write the log."""
@@ -581,7 +589,8 @@ class ACER(StableBaselinesInterface):
         if logs_now:
             logged = [row for rows in distributed.gather(logged) for row in rows]
             for name in logged[0]:
-                self.logger.record(f"train/{name}", np.mean([each[name] for each in logged]))
+                values = [each[name] for each in logged if not math.isnan(each[name])]
+                self.logger.record(f"train/{name}", np.mean(values) if values else math.nan)
             if self._log_interval is not None:
                 self.dump_logs()
 

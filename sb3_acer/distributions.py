@@ -32,9 +32,11 @@ MAX_LOG_RATIO = 60.0
 """Importance ratios are at most e^60, far beyond any truncation constant in use. Sums of them fit into float32."""
 MIN_LOG_RATIO = -87.0
 """
-Ratios of actions that pi may take are at least e^-87, the smallest normal number of float32. Traces are their d-th
-root, which for many components is far from 0.
+Ratios of actions that pi may take are at least e^-87, the smallest normal number of float32. So traces, their d-th
+roots, are at least e^(-87/d): 0.01 for 20 components, but 0.4 for 100.
 """
+WIDEST_BOX = 1e4
+"""Bounds of a Box further apart than this are taken for no bounds at all: scaled by them, all actions look alike."""
 
 
 class Family(ABC):
@@ -279,8 +281,8 @@ class Family(ABC):
     def encode(self, actions: th.Tensor) -> th.Tensor:
         """
         :param actions: ``[..., D]``
-        :return: the actions as input of a network, ``[..., n_features]``: one-hot or multi-hot, or a vector clipped to
-            the bounds of the space and scaled to [-1, 1]
+        :return: the actions as input of a network, ``[..., n_features]``: one-hot or multi-hot, or a vector as
+            the environment gets it, with components that have two bounds (:data:`WIDEST_BOX`) scaled to [-1, 1]
         """
 
     @abstractmethod
@@ -418,7 +420,8 @@ class Categorical(Family):
         return (stats * ((stats + EPSILON).log() - (other + EPSILON).log())).sum(-1)
 
     def kl_gradient(self, stats: th.Tensor, other: th.Tensor) -> th.Tensor:
-        return -stats / (other + EPSILON)
+        # A certain outcome cannot move, so it has no part in the trust region of the other factors.
+        return -stats / (other + EPSILON) * (other < 1)
 
     def entropy_gradient(self, stats: th.Tensor) -> th.Tensor:
         floored = stats + EPSILON
@@ -502,6 +505,9 @@ class Enumerated(Categorical):
         # numpy takes a third of torch's time for so few numbers.
         return _invert(stats, noise)[:, np.newaxis]
 
+    def kl_gradient(self, stats: th.Tensor, other: th.Tensor) -> th.Tensor:
+        return -stats / (other + EPSILON)  # there are no other factors
+
     # The candidates are all actions in order, so the statistics themselves are the table of their probabilities.
 
     def ratios(
@@ -545,7 +551,8 @@ class DiagonalGaussian(Family):
     """
     Gaussian with a diagonal covariance. The statistics are the means, followed by the standard deviations.
 
-    Actions are stored and evaluated as sampled. Only the environment gets them clipped to the bounds of its space.
+    Actions are stored as sampled, and log-probabilities and ratios are of these. The environment gets them clipped to
+    the bounds of its space, and so does the critic, see :meth:`encode`.
 
     :param action_space: the Box action space; bounds may be infinite
     :param learn_log_std: whether standard deviations are learnt. If not, all gradients with respect to them are 0, and
@@ -559,10 +566,11 @@ class DiagonalGaussian(Family):
         super().__init__(action_space)
         self.learn_log_std = learn_log_std
         self.low, self.high, self.dtype = action_space.low, action_space.high, np.dtype(action_space.dtype)
+        self.integer = self.dtype.kind in "iu"
         size = int(np.prod(action_space.shape))
         precision = th.float64 if action_space.dtype == np.float64 else th.float32
         low, high = (th.as_tensor(bound.reshape(size), dtype=precision) for bound in (self.low, self.high))
-        bounded = (high - low).isfinite() & (low < high)
+        bounded = (high - low <= WIDEST_BOX) & (low < high)
         centre = th.where(bounded, (low + high) / 2, 0.0)
         self._bounds = (low, high, centre, th.where(bounded, (high - low) / 2, 1.0))
         self.n_components = self.n_features = self.n_outputs = self.n_log_std = self.trace_root = size
@@ -641,11 +649,12 @@ class DiagonalGaussian(Family):
 
     def encode(self, actions: th.Tensor) -> th.Tensor:
         low, high, centre, scale = (bound.to(actions.device) for bound in self._bounds)
-        return ((actions.clamp(low, high) - centre) / scale).to(actions.dtype)
+        clipped = actions.clamp(low, high)
+        return (((clipped.round() if self.integer else clipped) - centre) / scale).to(actions.dtype)
 
     def to_env(self, actions: Array) -> Array:
         clipped = actions.reshape(-1, *self.low.shape).clip(_like(actions, self.low), _like(actions, self.high))
-        return _cast(clipped.round() if self.dtype.kind in "iu" else clipped, self.dtype)
+        return _cast(clipped.round() if self.integer else clipped, self.dtype)
 
     def _components(self, actions: np.ndarray) -> np.ndarray:
         components = actions.astype(np.float32)

@@ -81,5 +81,5 @@ def find_frame_stack(env: VecEnv) -> int:
         return n_frames
     try:
         return int(env.get_attr("stack_size")[0]) if all(env.env_is_wrapped(FrameStackObservation)) else 1
-    except (NotImplementedError, AttributeError, TypeError):  # of vectorised environments that do not tell
+    except Exception:  # each library has its own for what its vectorised environments do not tell
         return 1

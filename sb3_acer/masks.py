@@ -30,9 +30,11 @@ def has_masks(env: VecEnv) -> bool:
     :raises ValueError: if its attribute ``action_masks`` is no method
     """
     is_own = isinstance(env.unwrapped, (DummyVecEnv, SubprocVecEnv))
-    try:  # others than SB3's may have None for every attribute
+    # Each library has its own exception for attributes that it does not know, or None for all of them.
+    unknown = (NotImplementedError, AttributeError, TypeError) if is_own else Exception
+    try:
         supported = is_masking_supported(env) if is_own else all(map(callable, env.get_attr(EXPECTED_METHOD_NAME)))
-    except (NotImplementedError, AttributeError, TypeError):  # of vectorised environments that tell no attributes
+    except unknown:
         return False
     if supported and is_own:
         rule = "a method of the environment, or left alone by learn(use_masking=False)"

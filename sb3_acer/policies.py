@@ -346,8 +346,9 @@ class ACERPolicy(PredictionInterface):
         values = {**vars(self), **self.recurrent_options, "lr_schedule": self._dummy_schedule}  # not needed to act
         return {name: values[name] for name in inspect.signature(ACERPolicy).parameters}
 
-    def extract_features(self, obs: PyTorchObs, features_extractor: BaseFeaturesExtractor) -> th.Tensor:
+    def extract_features(self, obs: PyTorchObs, features_extractor: BaseFeaturesExtractor | None = None) -> th.Tensor:
         features: th.Tensor
+        features_extractor = self.features_extractor if features_extractor is None else features_extractor
         if self._is_vector and isinstance(obs, th.Tensor):  # SB3's preprocessing would change nothing else
             features = features_extractor(obs.to(self._dtype))
             return features

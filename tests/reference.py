@@ -227,7 +227,7 @@ def sample(space: Space, stats: th.Tensor, noise: th.Tensor) -> th.Tensor:
 
 
 def encoded(space: Space, action: th.Tensor) -> th.Tensor:
-    """A one for each outcome; or the vector clipped to the bounds, and scaled to [-1, 1] where both are finite."""
+    """A one for each outcome; or what the environment gets, scaled to [-1, 1] where both bounds are finite."""
     numbers: list[float] = []
     if not isinstance(space, spaces.Box):
         for size, outcome in zip(sizes(space), action.tolist(), strict=True):
@@ -235,6 +235,7 @@ def encoded(space: Space, action: th.Tensor) -> th.Tensor:
     else:
         for x, low, high in zip(action.tolist(), space.low.flat, space.high.flat, strict=True):
             clipped = min(max(x, float(low)), float(high))
+            clipped = float(round(clipped)) if np.issubdtype(space.dtype, np.integer) else clipped
             finite = math.isfinite(low) and math.isfinite(high)
             numbers.append(2 * (clipped - float(low)) / (float(high) - float(low)) - 1 if finite else clipped)
     return th.tensor(numbers, dtype=th.float64)

@@ -32,6 +32,7 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import KVWriter, Logger
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, CombinedExtractor, FlattenExtractor
+from stable_baselines3.common.type_aliases import TrainFreq, TrainFrequencyUnit
 from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, set_random_seed
 from stable_baselines3.common.vec_env import (
     DummyVecEnv,
@@ -324,6 +325,16 @@ def test_a_run_is_logged_when_it_ends() -> None:
     assert steps_of(logged(5 * 12, log_interval=None)) == []
 
 
+@pytest.mark.parametrize(
+    "train_freq", [TrainFreq(10, TrainFrequencyUnit.STEP), TrainFreq(1, TrainFrequencyUnit.EPISODE)]
+)
+def test_another_train_freq_is_refused(train_freq: TrainFreq) -> None:
+    model = small(n_steps=5)
+    model.train_freq = train_freq  # type: ignore[assignment]
+    with pytest.raises(ValueError, match=r"train_freq must be \(5, 'step'\), which n_steps decides, got TrainFreq"):
+        model.learn(10)
+
+
 def test_log_interval_counts_rollouts() -> None:
     written = logged(5 * 12, log_interval=4)
     assert steps_of(written) == [20, 40, 60]
@@ -344,6 +355,32 @@ def test_log_interval_counts_rollouts() -> None:
     ]
     assert all(np.isfinite(row[f"train/{name}"]) for row in written for name in names)
     assert written[0]["train/ratio_mean"] == pytest.approx(1, abs=0.2)
+
+
+def test_callbacks_read_the_latest_values_of_training() -> None:
+    seen = []
+
+    def read(found: dict[str, Any], _: Any) -> bool:
+        seen.append(dict(found["self"].logger.name_to_value))
+        return True
+
+    model = small(n_steps=5)
+    model.learn(5 * 12, read, log_interval=2)
+    of_training = {"train/policy_loss", "train/entropy", "train/n_updates", "train/learning_rate"}
+    assert all(of_training <= now.keys() for now in seen[10:])
+    assert len({now["train/policy_loss"] for now in seen[10:]}) == 5
+    assert model.logger.name_to_value["train/n_updates"] == model._n_updates
+    assert not any(name.startswith("rollout/") for name in model.logger.name_to_value)
+
+
+def test_means_of_the_log_leave_out_what_is_not_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = iter([{"explained_variance": np.nan}, {"explained_variance": 0.5}, {"explained_variance": 0.25}])
+    model = trained()
+    monkeypatch.setattr("sb3_acer.acer.metrics", lambda *_: next(rows))
+    monkeypatch.setattr(model, "_logs_now", lambda: True)
+    monkeypatch.setattr(model, "_batches", lambda *_: [a_batch(model)] * 3)
+    model.train(1)
+    assert model.logger.name_to_value["train/explained_variance"] == 0.375
 
 
 def test_full_tensorboard_log_writes_histograms(tmp_path: Path) -> None:

@@ -24,11 +24,12 @@ from sb3_acer.distributions import (
     Family,
     make_family,
 )
-from sb3_acer.estimators import correction_factors, retrace_traces, truncated_factor
+from sb3_acer.estimators import correction_factors, retrace_traces, truncated_factor, trust_region
 from tests.helpers import close, normal, uniform
 from tests.reference import factors, sizes
 
 Space = spaces.Space[Any]
+LARGEST = float(np.finfo(np.float32).max)
 
 CATEGORICAL: dict[str, Space] = {
     "Discrete": spaces.Discrete(4),
@@ -648,7 +649,8 @@ def test_an_encoded_vector_is_clipped_to_the_bounds_and_scaled(space: Space, rng
     bounded = low.isfinite() & high.isfinite()
     close(family.encode(low)[bounded], -th.ones(int(bounded.sum())).double())
     close(family.encode(high)[bounded], th.ones(int(bounded.sum())).double())
-    close(family.encode((low + high) / 2)[bounded], th.zeros(int(bounded.sum())).double())
+    if np.issubdtype(space.dtype, np.floating):
+        close(family.encode((low + high) / 2)[bounded], th.zeros(int(bounded.sum())).double())
     close(family.encode(actions)[:, ~bounded], actions.clamp(low, high)[:, ~bounded])
 
 
@@ -667,10 +669,28 @@ def test_ratios_of_many_components_do_not_underflow_where_pi_may_take_the_action
     assert bits.ratio(never, th.tensor([[0.5, 0.5] * n]), th.ones(1, n, dtype=th.int64)).item() == 0
 
 
-def test_bounds_whose_distance_is_infinite_in_float32_count_as_none() -> None:
-    largest = float(np.finfo(np.float32).max)
-    actions = th.tensor([[-2.0], [0.0], [2.0]])
-    close(make_family(spaces.Box(-largest, largest, (1,))).encode(actions), actions)
+@pytest.mark.parametrize("bounds", [(-LARGEST, LARGEST), (-1.0, LARGEST), (-1e5, 1e5)])
+def test_bounds_far_from_each_other_count_as_none(bounds: tuple[float, float]) -> None:
+    actions = th.tensor([[-0.5], [0.0], [2.0]])
+    close(make_family(spaces.Box(*bounds, (1,))).encode(actions), actions)
+
+
+@every_gaussian
+def test_the_critic_judges_what_the_environment_gets(space: Space, rng: np.random.Generator) -> None:
+    family = make_family(space)
+    actions = (3 * normal(rng, 50, family.n_components)).float()
+    close(family.encode(actions), family.encode(th.from_numpy(family.from_env(family.to_env(actions.numpy())))))
+
+
+@pytest.mark.parametrize("more", [[1], [1] * 9])
+def test_a_component_with_one_outcome_changes_nothing(more: list[int], rng: np.random.Generator) -> None:
+    stats, average = (random_stats(spaces.MultiDiscrete([3, 2]), rng, 9) for _ in range(2))
+    gain_gradient, steps = normal(rng, 9, 5), []
+    for sizes_ in [3, 2], [3, 2, *more]:
+        family, certain = make_family(spaces.MultiDiscrete(sizes_)), th.ones(9, len(sizes_) - 2, dtype=th.float64)
+        now, before, g = (th.cat((part, certain), -1) for part in (stats, average, gain_gradient))
+        steps.append(family.backward(now, trust_region(g, family.kl_gradient(before, now), 0.1))[0])
+    close(steps[0], steps[1][:, :5])
 
 
 def test_a_component_with_one_value_is_encoded_as_this_value() -> None:

@@ -541,6 +541,18 @@ class Shrugging(VecEnv):
         return False
 
 
+class Strict(Shrugging):
+    """Another one, with an exception of its own for what it does not know."""
+
+    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
+        if attr_name == "render_mode":  # asked by SB3 when it is made
+            return [None]
+        raise KeyError(attr_name)
+
+    def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> Any:
+        raise RuntimeError
+
+
 @pytest.mark.parametrize(("found", "expected"), [(4, 4), (0, 1), (-2, 1), ("four", 1), (True, 1), (None, 1)])
 def test_an_attribute_frame_stack_counts_if_it_is_a_number_of_frames(found: Any, expected: int) -> None:
     env = DummyVecEnv([Recorder])
@@ -548,7 +560,7 @@ def test_an_attribute_frame_stack_counts_if_it_is_a_number_of_frames(found: Any,
     assert find_frame_stack(VecNormalize(env)) == expected
 
 
-@pytest.mark.parametrize("vec_env", [Refusing, Lacking, Shrugging])
+@pytest.mark.parametrize("vec_env", [Refusing, Lacking, Shrugging, Strict])
 def test_an_environment_that_does_not_tell_its_wrappers_is_learnt(vec_env: Callable[[list[Any]], VecEnv]) -> None:
     env = vec_env([Recorder])
     assert find_frame_stack(env) == 1

@@ -423,6 +423,7 @@ def test_statistics_are_those_of_the_networks_without_shortcuts(observation_spac
     for t in range(4):
         rows = pick(given.observations, t)
         features = BasePolicy.extract_features(policy, rows, policy.features_extractor)
+        close(policy.extract_features(rows), features)
         outputs = policy.pi_head(nn.Sequential(*policy.pi_net)(features))
         close(stats[t], policy.family.statistics(outputs, policy.log_std).detach())
         close(stats[t], stats_of(policy, rows).detach())

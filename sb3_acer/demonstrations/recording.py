@@ -67,8 +67,8 @@ def generate_expert_traj(
     Record trajectories of an expert. Observations and rewards are recorded without normalisation, even if the
     environment has a VecNormalize wrapper.
 
-    :param model: an agent of SB3, which acts stochastically; or a function from the environment's observations to
-        actions
+    :param model: an agent of SB3, which acts stochastically; or a function from the environment's observation to an
+        action, of a vectorised environment from the observations of all environments to an action for each
     :param save_path: npz file to write, without suffix; images are then saved as PNG files. None: no file
     :param env: the environment; None: the agent's. Of a vectorised environment, the first environment is recorded.
     :param n_timesteps: number of steps to train the agent for, before it is recorded
@@ -137,7 +137,11 @@ def _play(model: BaseAlgorithm | Callable[[Any], Any], env: GymEnv, keep: Callab
             kwargs: dict[str, Any] = {"action_masks": masks} if takes_masks else {}
             actions, state = model.predict(observations, state, starts, **kwargs)
         else:
-            actions = model(observations) if venv is env else np.array([model(observations[0])])
+            actions = np.asarray(model(observations) if venv is env else [model(observations[0])])
+            shape = venv.num_envs, *(venv.action_space.shape or ())
+            rule = f"a function that returns {'actions' if venv is env else 'an action'} of {venv.action_space}"
+            rule += f", here of shape {shape if venv is env else shape[1:]}"
+            require(actions.shape == shape and actions.dtype != object, "model", rule, actions)
         with recording(observed) as pairs:
             observations, rewards, starts, infos = venv.step(actions)
         ends, final = bool(starts[0]), None

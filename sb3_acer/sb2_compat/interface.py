@@ -28,10 +28,11 @@ SelfInterface = TypeVar("SelfInterface", bound="StableBaselinesInterface")
 
 class OldNames:
     """
-    Wraps a callback, which then finds the local variables of stable-baselines in its ``locals`` too.
+    Wraps a callback, which then finds the local variables of stable-baselines in its ``locals`` too, and those of SB3
+    as the user knows them.
 
     :param callback: the callback
-    :param old_locals: returns stable-baselines' local variables, given SB3's
+    :param old_locals: returns further local variables, given those of the rollout
     """
 
     def __init__(self, callback: BaseCallback, old_locals: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
@@ -42,7 +43,7 @@ class OldNames:
         return getattr(self._callback, name)
 
     def update_locals(self, locals_: dict[str, Any]) -> None:
-        locals_.update(self._old_locals(locals_))
+        locals_.update(self._old_locals(locals_), callback=self._callback)
         self._callback.update_locals(locals_)
 
 
@@ -59,6 +60,7 @@ class StableBaselinesInterface(ResumableAlgorithm):
 
     def _old_locals(self, step: dict[str, Any]) -> dict[str, Any]:
         return {
+            "env": self.env,  # without the check of what it returns
             "obs": step["new_obs"],
             "mus": self._behaviour,
             "states": self._states_after,

@@ -21,6 +21,7 @@ from importlib import import_module
 from io import StringIO
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 from zipfile import BadZipFile
@@ -381,8 +382,8 @@ def plot_train(arguments: list[str]) -> None:
     if runs and not 1 <= window <= shortest:  # the zoo would draw no line
         rule = f"from 1 to {shortest}, the episodes of the shortest run"
         sys.exit(f"sb3-acer plot-train: -w must be {rule}, got {window}")
-    defaults = [*SAVED_LOGS, "-w", str(window)]
-    plot("plot-train", plot_train, defaults, [*arguments, "-e", *given.env], *given.algo, *given.env)
+    of_zoo = [*SAVED_LOGS, "-w", str(window)], [*arguments, "-e", *given.env]
+    plot("plot-train", plot_train, *of_zoo, given.exp_folder[0], *given.algo, *given.env)
 
 
 def runs_to_plot(name: str, arguments: list[str], files: str) -> tuple[list[Path], argparse.Namespace]:
@@ -429,7 +430,7 @@ def all_plots(arguments: list[str]) -> None:
     first = max((int(each["timesteps"][0]) for each in read), default=0)
     if shown < first:
         sys.exit(f"sb3-acer all-plots: --max-timesteps must be at least {first}, the first evaluation, got {shown}")
-    plot("all-plots", all_plots, SAVED_LOGS, [*arguments, "-e", *given.env], *given.algo)
+    plot("all-plots", all_plots, SAVED_LOGS, [*arguments, "-e", *given.env], given.exp_folder[0], *given.algo)
 
 
 def plot_from_file(arguments: list[str]) -> None:
@@ -439,14 +440,20 @@ def plot_from_file(arguments: list[str]) -> None:
     others = [argument for argument in arguments if argument != "-iqm"]  # which would be read as -i qm
     if value_of(others, "-i", "--input") is None and not asks_for_help(arguments):
         sys.exit("sb3-acer plot-from-file: -i must name a file that all-plots has saved with --output")
-    plot("plot-from-file", plot_from_file, [], arguments)
+    plot("plot-from-file", plot_from_file, [], arguments, LOG_FOLDER)
 
 
-def plot(name: str, script: Callable[[], None], defaults: list[str], arguments: list[str], *shown: str) -> None:
+def plot(
+    name: str, script: Callable[[], None], defaults: list[str], arguments: list[str], folder: str, *shown: str
+) -> None:
     """
+    :param folder: the folder of the logs, in whose ``plots`` the figures are saved
     :param shown: algorithms and environments, with which the figures' file names begin: figures of others are kept
     """
-    with figures_saved(Path(LOG_FOLDER, "plots"), "".join(f"{each}_" for each in shown)):
+    # The zoo gives its parsers a description in place of the program's name.
+    parsers = SimpleNamespace(ArgumentParser=lambda description: argparse.ArgumentParser(description=description))
+    figures = figures_saved(Path(folder, "plots"), "".join(f"{each}_" for each in shown))
+    with figures, patch.dict(script.__globals__, argparse=parsers):
         run_zoo(name, script, defaults, arguments)
 
 
@@ -480,7 +487,9 @@ def run_to_record(arguments: list[str]) -> list[str]:
             f"sb3-acer record-training: -o must be a new or an empty folder, since rl-zoo empties it, got {videos}"
         )
     if shlex.quote(str(videos)) != str(videos):
-        sys.exit(f"sb3-acer record-training: -o must be a path that a shell takes without quotes, got {str(videos)!r}")
+        of_run = "" if options.output_folder else ". That is the run's folder: give another one by -o"
+        rule = "-o must be a path that a shell takes without quotes"
+        sys.exit(f"sb3-acer record-training: {rule}, got {str(videos)!r}{of_run}")
     return ["--exp-id", str(number), "-o", str(videos)]
 
 

@@ -396,7 +396,10 @@ class Experiment(ExperimentManager):
         is_newest = runs_of(*of_run[:3])[0][1] == path
         number = "" if is_newest else f" {path.name.removeprefix(f'{self.env_name}_')}"
         if not getattr(self.args, "uuid", False):  # enjoy finds runs by their numbers
-            print(f"To watch the agent: {command('enjoy', *of_run)}{number and ' --exp-id'}{number}")
+            # Nobody asks the processes of a run that was stopped.
+            draws = self.stopped_by or model.get_env().get_attr("metadata")[0].get("render_modes")  # type: ignore[union-attr]
+            options = f"{number and ' --exp-id'}{number}{'' if draws else ' --no-render'}"
+            print(f"To watch the agent: {command('enjoy', *of_run)}{options}")
         if self.stopped_by:
             if self.checkpoint_freq is not None and has_checkpoints(path / CHECKPOINTS):
                 print(f"To go on: {command('train', *of_run)} --resume{number}")

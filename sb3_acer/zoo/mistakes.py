@@ -133,7 +133,7 @@ def explained(error: Exception) -> str:
         name = files[-1].name
         return f"the settings must have {text}" if "rl_zoo3" in files[-1].parts else f"{name} does not know {text}"
     if "render_mode" in text:
-        return f"{text}. An environment that cannot draw itself is played with enjoy --no-render"
+        return f"An environment that cannot draw itself is played with enjoy --no-render: {text}"
     return text
 
 

@@ -2,6 +2,7 @@
 
 import runpy
 import sys
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -239,6 +240,15 @@ def test_a_recording_that_cannot_be_made_is_refused() -> None:
         generate_expert_traj(lambda observation: 0, env=Recorder(), n_episodes=0)
     with pytest.raises(ValueError, match="observation_space must not be a Dict"):
         generate_expert_traj(lambda observation: 0, env=Shows(spaces.Dict({"a": spaces.Discrete(2)})))
+    venv = DummyVecEnv([Recorder] * 2)
+    with pytest.raises(
+        ValueError, match=r"model must be a function that returns actions of .*, here of shape \(2,\), got array\(0"
+    ):
+        generate_expert_traj(lambda observations: 0, env=venv)
+    for wrong in (None, (np.array(0), None), np.array([0])):
+        rule = r"model must be a function that returns an action of .*, here of shape \(\), got"
+        with pytest.raises(ValueError, match=rule):
+            generate_expert_traj(partial(lambda action, observation: action, wrong), env=Recorder())
 
 
 def test_opencv_is_not_needed_for_numbers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -237,6 +237,8 @@ class Listen(BaseCallback):
     def _on_step(self) -> bool:
         self.heard.append({name: deepcopy(self.locals[name]) for name in self.NAMES if name != "self"})
         assert self.locals["self"] is self.model
+        assert self.locals["env"] is self.training_env
+        assert self.locals["callback"] is self
         return len(self.heard) < 33
 
 

@@ -93,6 +93,7 @@ def test_help_says_what_a_command_does_and_the_zoos_own_arguments(
     assert printed.startswith(description)
     assert description.splitlines()[0] == SUMMARIES[name]
     assert "options:" in printed
+    assert f"usage: sb3-acer {name} " in printed
     assert not list(shell.iterdir())
 
 
@@ -373,6 +374,9 @@ def test_videos_are_recorded_to_an_empty_folder_whose_path_needs_no_quotes(shell
         with pytest.raises(SystemExit, match=f"record-training: -o must be .*{message}, got "):
             sb3_acer("record-training", "-o", folder, cwd=shell)
     assert (shell / "thesis" / "thesis.tex").exists()
+    shutil.copytree(shell / "logs", shell / "my logs")
+    with pytest.raises(SystemExit, match=r"without quotes, got .*That is the run's folder: give another one by -o"):
+        sb3_acer("record-training", "-f", "my logs", cwd=shell)
     assert commands.run_to_record(["--algo", "acer", "-f", "logs", "-o", "new"])[2:] == ["-o", str(shell / "new")]
 
 
