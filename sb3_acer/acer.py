@@ -31,6 +31,7 @@ from sb3_acer.arguments import (
     comparable,
     explain_other_names,
     make_env,
+    policy_kwargs_error,
 )
 from sb3_acer.buffer import SequenceReplayBuffer
 from sb3_acer.checks import (
@@ -182,7 +183,7 @@ class ACER(StableBaselinesInterface):
         # First what the base class uses.
         policy_class = self._check_policy(policy)
         device = check_device("device", device)
-        policy_kwargs = _with_optimizer(policy_class, check_kwargs("policy_kwargs", policy_kwargs))
+        policy_kwargs = _copied(check_kwargs("policy_kwargs", policy_kwargs))
         verbose = check_verbose("verbose", verbose)
         super().__init__(
             policy_class,
@@ -355,13 +356,16 @@ class ACER(StableBaselinesInterface):
 
     def _make_policy(self) -> ACERPolicy:
         policy_kwargs = _copied(self.policy_kwargs)
-        optimizer_class = policy_kwargs.get("optimizer_class", RMSpropTFLike)
-        if isinstance(optimizer_class, type) and issubclass(optimizer_class, RMSpropTFLike):
-            rmsprop = {"alpha": self.rprop_alpha, "eps": self.rprop_epsilon}
-            given = check_kwargs("optimizer_kwargs", policy_kwargs.get("optimizer_kwargs"))
-            policy_kwargs["optimizer_kwargs"] = {**rmsprop, **given}
         try:
-            return self.policy_class(self.observation_space, self.action_space, self.lr_schedule, **policy_kwargs)
+            policy: ACERPolicy = self.policy_class(
+                self.observation_space, self.action_space, self.lr_schedule, **policy_kwargs
+            )
+        except TypeError as error:  # of a class that takes any argument
+            unknown = [name for name in policy_kwargs if f"unexpected keyword argument '{name}'" in str(error)]
+            if not unknown:
+                raise
+            rule = f"policy_kwargs must be arguments of {self.policy_class.__name__}, got {unknown[0]!r}: {error}"
+            raise policy_kwargs_error(rule, policy_kwargs) from error
         except AssertionError as error:  # SB3's features extractors assert that observations and arguments fit
             options = policy_kwargs.get("features_extractor_kwargs")
             name, rule = "features_extractor_kwargs", "ones that the features extractor takes for these observations"
@@ -375,6 +379,12 @@ class ACER(StableBaselinesInterface):
                 f"observation_space must {rule}, or policy_kwargs another features_extractor_class, got "
                 f"{self.observation_space}: {error}"
             ) from error
+        if isinstance(policy.optimizer, RMSpropTFLike):  # not before: the policy's class may choose another one
+            options = {"alpha": self.rprop_alpha, "eps": self.rprop_epsilon, **policy.optimizer_kwargs}
+            policy.optimizer_kwargs = options
+            for group in policy.optimizer.param_groups:
+                group.update(options)
+        return policy
 
     def set_random_seed(self, seed: int | None = None) -> None:
         """
@@ -429,9 +439,8 @@ class ACER(StableBaselinesInterface):
                 raise ValueError("it is no zip file (load_stable_baselines loads agents of stable-baselines)")
             model = super().load(file, env, device, custom_objects, print_system_info, force_reset, **kwargs)
             if given is not None:
-                whole = _with_optimizer(model.policy_class, check_kwargs("policy_kwargs", given))
-                saved, same = comparable(model.policy_kwargs), (comparable(given), comparable(whole))
-                require(saved in same, "policy_kwargs", f"those of the saved agent, {model.policy_kwargs}", given)
+                rule = f"those of the saved agent, {model.policy_kwargs}"
+                require(comparable(given) == comparable(model.policy_kwargs), "policy_kwargs", rule, given)
             if "buffer_size" in kwargs:
                 size, asked = model.replay_buffer.buffer_size, model.buffer_size
                 require(size == asked, "buffer_size", f"{size}, as in the saved replay buffer", asked)
@@ -665,12 +674,6 @@ class ACER(StableBaselinesInterface):
                     f"{step} of a sequence from environment {update.batch.envs[sequence]}"
                 )
         return ""
-
-
-def _with_optimizer(policy_class: type[ACERPolicy], policy_kwargs: dict[str, Any]) -> dict[str, Any]:
-    """A copy in which the optimiser is named unless it is RMSProp, which saved agents that name none have."""
-    policy_kwargs, default = _copied(policy_kwargs), policy_class.default_optimizer(policy_kwargs)
-    return policy_kwargs if default is RMSpropTFLike else {"optimizer_class": default, **policy_kwargs}
 
 
 def _copied(kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -91,7 +91,7 @@ OTHER_NAMES = {
     "vf_coef": "q_coef",
     "clip_range": "delta",
     "target_kl": "delta",
-    "gae_lambda": "none: the traces of Retrace are min(1, rho)",
+    "gae_lambda": "none: the traces of Retrace follow from the importance ratios",
     "normalize_advantage": "q_coef and ent_coef, which weigh the parts of the gradient",
     "rms_prop_eps": "rprop_epsilon",
     "use_rms_prop": "policy_kwargs=dict(optimizer_class=...): the default is RMSProp, and Adam for recurrent policies",
@@ -152,9 +152,18 @@ def check_policy_kwargs(policy_kwargs: Any, policy_class: type) -> None:
     try:
         check_kwargs("policy_kwargs", policy_kwargs, policy_class, ("observation_space", "action_space", "lr_schedule"))
     except ValueError as error:
-        old = [name for name in OLD_POLICY_NAMES if name in (policy_kwargs or {})]
-        now = ", ".join(f"stable-baselines' {name} is now {OLD_POLICY_NAMES[name]}" for name in old)
-        raise ValueError(f"{error}; {now}" if now else str(error)) from error
+        raise policy_kwargs_error(str(error), policy_kwargs) from error
+
+
+def policy_kwargs_error(message: str, policy_kwargs: Any) -> ValueError:
+    """
+    :param message: what is wrong
+    :param policy_kwargs: keyword arguments of a policy
+    :return: an error that also says what is in place of the arguments of stable-baselines' policies
+    """
+    old = [name for name in OLD_POLICY_NAMES if name in (policy_kwargs or {})]
+    now = ", ".join(f"stable-baselines' {name} is now {OLD_POLICY_NAMES[name]}" for name in old)
+    return ValueError(f"{message}; {now}" if now else message)
 
 
 def comparable_arguments(model: BaseAlgorithm) -> dict[str, Any]:

@@ -23,7 +23,8 @@ def require(holds: bool, name: str, rule: str, value: Any) -> None:
     :raises ValueError: if the rule does not hold
     """
     if not holds:
-        raise ValueError(f"{name} must be {rule}, got {value!r}")
+        got = repr(value)
+        raise ValueError(f"{name} must be {rule}, got {got if len(got) < 1000 else f'{got[:1000]}...'}")
 
 
 def check_integer(name: str, value: Any, least: int = 1, most: int = MOST) -> int:

@@ -74,6 +74,13 @@ def default_net_arch(features_extractor_class: type[BaseFeaturesExtractor]) -> l
     return [] if issubclass(features_extractor_class, NatureCNN) else [64, 64]
 
 
+def default_optimizer(recurrent_class: type[Recurrent]) -> type[th.optim.Optimizer]:
+    """
+    :return: stable-baselines' RMSProp for feed-forward policies; recurrent ones hardly learn with it: Adam for these
+    """
+    return RMSpropTFLike if recurrent_class is Identity else th.optim.Adam
+
+
 def split_net_arch(net_arch: list[int] | Mapping[str, list[int]]) -> tuple[list[int], list[int]]:
     """Widths of the policy network and of the Q network, which other policies of SB3 call ``vf``."""
     if isinstance(net_arch, list) and len(net_arch) == 1 and isinstance(net_arch[0], dict):
@@ -127,7 +134,7 @@ class ACERPolicy(PredictionInterface):
     :param normalize_images: whether to divide images by 255
     :param use_bfloat16: whether NatureCNN computes features of images in bfloat16 (automatic mixed precision);
         ``"auto"``: where the processor has instructions for it
-    :param optimizer_class: optimiser; without one, :class:`~sb3_acer.ACER` gives recurrent policies Adam
+    :param optimizer_class: optimiser; None: see :func:`default_optimizer`
     :param optimizer_kwargs: its keyword arguments, without the learning rate
     :raises ValueError: for a ``net_arch`` of another form, for contradicting options of the recurrent module, and for
         an action space that is not supported
@@ -157,7 +164,7 @@ class ACERPolicy(PredictionInterface):
         lstm_kwargs: dict[str, Any] | None = None,
         normalize_images: bool = True,
         use_bfloat16: bool | Literal["auto"] = "auto",
-        optimizer_class: type[th.optim.Optimizer] = RMSpropTFLike,
+        optimizer_class: type[th.optim.Optimizer] | None = None,
         optimizer_kwargs: dict[str, Any] | None = None,
     ) -> None:
         for name, value in {
@@ -173,6 +180,7 @@ class ACERPolicy(PredictionInterface):
         if features_extractor_class is None:
             features_extractor_class = self.default_features_extractor
         recurrent_class = self.default_recurrent if recurrent_class is None else recurrent_class
+        optimizer_class = default_optimizer(recurrent_class) if optimizer_class is None else optimizer_class
         check_subclass("features_extractor_class", features_extractor_class, BaseFeaturesExtractor)
         check_subclass("recurrent_class", recurrent_class, Recurrent)
         check_subclass("optimizer_class", optimizer_class, th.optim.Optimizer)
@@ -226,16 +234,6 @@ class ACERPolicy(PredictionInterface):
         except (TypeError, ValueError) as error:  # of torch
             name = self.optimizer_class.__name__
             raise ValueError(f"optimizer_kwargs must fit {name}, got {self.optimizer_kwargs}: {error}") from error
-
-    @classmethod
-    def default_optimizer(cls, policy_kwargs: Mapping[str, Any]) -> type[th.optim.Optimizer]:
-        """
-        :param policy_kwargs: keyword arguments of the policy
-        :return: the optimiser of a new agent: stable-baselines' RMSProp, with which recurrent policies hardly learn;
-            Adam for these
-        """
-        recurrent_class = policy_kwargs.get("recurrent_class") or cls.default_recurrent
-        return RMSpropTFLike if recurrent_class is Identity else th.optim.Adam
 
     def _check_observations(self, space: spaces.Space[Any], extractor: type | None) -> None:
         """

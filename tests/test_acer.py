@@ -48,7 +48,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from sb3_acer import ACER, SequenceReplayBuffer
 from sb3_acer.arguments import OTHER_NAMES
-from sb3_acer.policies import ACERPolicy
+from sb3_acer.policies import ACERPolicy, MlpLstmPolicy, MlpPolicy
 from sb3_acer.recurrent import LSTM
 from sb3_acer.sequences import SequenceBatch
 from sb3_acer.update import Update, metrics
@@ -71,7 +71,7 @@ RECURRENCES: dict[str, dict[str, Any]] = {
 with_and_without_recurrence = pytest.mark.parametrize("recurrence", RECURRENCES.values(), ids=RECURRENCES)
 
 
-def small(env: Any = "CartPole-v1", policy: str = "MlpPolicy", **changes: Any) -> ACER:
+def small(env: Any = "CartPole-v1", policy: Any = "MlpPolicy", **changes: Any) -> ACER:
     return ACER(policy, env, **{**SMALL, **changes})
 
 
@@ -1514,7 +1514,7 @@ def test_arguments_that_were_changed_are_checked_by_learn() -> None:
 def test_dict_observations_need_a_multi_input_policy(policy: str, fitting: str) -> None:
     for given in (policy, ACER.policy_aliases[policy]):
         with pytest.raises(ValueError, match=f"policy must be '{fitting}' for Dict observations, got '{policy}'"):
-            small(in_a_dict(), given)  # type: ignore[arg-type]
+            small(in_a_dict(), given)
 
 
 @pytest.mark.parametrize(
@@ -1663,7 +1663,7 @@ def test_policies_and_agents_of_another_algorithm_are_refused(tmp_path: Path) ->
     ppo = PPO("MlpPolicy", "CartPole-v1", n_steps=8, batch_size=8, device="cpu")
     message = r"policy must be one of MlpPolicy, .* or a subclass of ACERPolicy \(policies of other .*\), got <class"
     with pytest.raises(ValueError, match=message):
-        small(policy=ppo.policy_class)  # type: ignore[arg-type]
+        small(policy=ppo.policy_class)
     ppo.save(tmp_path / "ppo")
     with pytest.raises(ValueError, match=f"ppo could not be loaded: {message}"):
         ACER.load(tmp_path / "ppo")
@@ -2384,13 +2384,60 @@ def test_recurrent_policies_have_adam_unless_another_optimizer_is_named(
     assert isinstance(ACER.load(tmp_path / "agent").policy.optimizer, optimizer)
 
 
-def test_a_recurrent_agent_that_was_saved_without_the_name_of_its_optimizer_keeps_rmsprop(tmp_path: Path) -> None:
-    model = small(short_episodes(), "MlpLstmPolicy", policy_kwargs={"optimizer_class": RMSpropTFLike}).learn(20)
-    del model.policy_kwargs["optimizer_class"]  # as all agents were saved before Adam became the default
+class WithSGD(MlpLstmPolicy):
+    def __init__(self, *args: Any, optimizer_class: Any = th.optim.SGD, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs | {"optimizer_class": optimizer_class})
+
+
+class WithAdam(MlpPolicy):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs.setdefault("optimizer_class", th.optim.Adam)
+        super().__init__(*args, **kwargs)
+
+
+class Narrow(MlpPolicy):
+    def __init__(self, observation_space: Any, action_space: Any, lr_schedule: Any) -> None:
+        super().__init__(observation_space, action_space, lr_schedule, net_arch=[4])
+
+
+class NarrowLSTM(MlpLstmPolicy):
+    def __init__(self, observation_space: Any, action_space: Any, lr_schedule: Any) -> None:
+        super().__init__(observation_space, action_space, lr_schedule, lstm_hidden_size=4)
+
+
+class Remembering(MlpPolicy):
+    def __init__(self, *args: Any, recurrent_class: Any = LSTM, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs | {"recurrent_class": recurrent_class, "lstm_hidden_size": 4})
+
+
+@pytest.mark.parametrize(
+    ("policy", "optimizer"),
+    [
+        (WithSGD, th.optim.SGD),
+        (WithAdam, th.optim.Adam),
+        (Narrow, RMSpropTFLike),
+        (NarrowLSTM, th.optim.Adam),
+        (Remembering, th.optim.Adam),
+        ("MlpPolicy", RMSpropTFLike),
+        ("MlpGruPolicy", th.optim.Adam),
+    ],
+)
+def test_the_class_of_the_policy_chooses_the_optimizer(policy: Any, optimizer: type, tmp_path: Path) -> None:
+    model = small(short_episodes(), policy, rprop_alpha=0.9, policy_kwargs=None).learn(20)
+    assert not model.policy_kwargs
+    assert isinstance(model.policy.optimizer, optimizer)
+    if optimizer is RMSpropTFLike:
+        assert model.policy.optimizer.param_groups[0]["alpha"] == 0.9
     model.save(tmp_path / "agent")
     loaded = ACER.load(tmp_path / "agent", env=short_episodes())
-    assert isinstance(loaded.policy.optimizer, RMSpropTFLike)
+    assert isinstance(loaded.policy.optimizer, optimizer)
     loaded.learn(20)
+
+
+def test_an_argument_that_no_class_of_a_policy_knows_is_named() -> None:
+    message = r"policy_kwargs must be arguments of WithAdam, got 'layers': .*; stable-baselines' layers is now net_arch"
+    with pytest.raises(ValueError, match=message):
+        small(policy=WithAdam, policy_kwargs={"layers": [8]})
 
 
 def reached(policy: str, env_class: type[gym.Env[Any, Any]], length: int, n_timesteps: int, **changes: Any) -> float:

@@ -983,7 +983,7 @@ def test_the_standard_deviation_is_learnt_unless_learn_log_std_is_false(
 def test_the_optimizer_has_every_parameter_once_at_the_first_learning_rate(
     action_space: Space, recurrence: dict[str, Any]
 ) -> None:
-    policy = make(VECTOR, action_space, optimizer_kwargs={"alpha": 0.5}, **recurrence)
+    policy = make(VECTOR, action_space, optimizer_class=RMSpropTFLike, optimizer_kwargs={"alpha": 0.5}, **recurrence)
     (group,) = policy.optimizer.param_groups
     assert isinstance(policy.optimizer, RMSpropTFLike)
     assert (group["lr"], group["alpha"]) == (7e-4, 0.5)

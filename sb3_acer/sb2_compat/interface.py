@@ -1,5 +1,6 @@
 """Methods of stable-baselines' agents that stable-baselines3's agents do not have, under their old names."""
 
+import math
 import pathlib
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
@@ -13,7 +14,7 @@ from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.type_aliases import RolloutReturn
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_acer.checks import check_array, check_boolean, check_parameters
+from sb3_acer.checks import check_array, check_boolean, check_parameters, require
 from sb3_acer.demonstrations.cloning import behaviour_cloning
 from sb3_acer.demonstrations.dataset import ExpertDataset
 from sb3_acer.distributed import world_size
@@ -106,7 +107,7 @@ class StableBaselinesInterface(ResumableAlgorithm):
         :param observation: of one environment, or of N environments; for one, the results have no axis of length N
         :param state: recurrent state that :meth:`predict` returned last; None: initial state
         :param mask: whether an episode begins, so that the recurrent state is reset, bool, ``[N]``
-        :param actions: elements of the action space, one per observation
+        :param actions: elements of the action space, one per observation or one for all, in any shape
         :param logp: whether to return logarithms of the given actions' probabilities
         :param action_masks: whether actions are valid, see :meth:`ACERPolicy.predict`; the others have probability 0
         :return: without ``actions``, the parameters: for Discrete the probabilities, ``[N, n]``; for MultiDiscrete a
@@ -125,9 +126,12 @@ class StableBaselinesInterface(ResumableAlgorithm):
             if vectorized:
                 return found
             return type(found)(part[0] for part in found) if isinstance(found, (list, tuple)) else found[0]
+        shape = self.action_space.shape or ()
+        if actions.size % max(math.prod(shape), 1) == 0:
+            actions = actions.reshape(-1, *shape)
         taken = th.from_numpy(family.from_env(actions)).to(self.device)
-        if len(taken) != len(stats):
-            raise ValueError(f"actions must be as many as observations, {len(stats)}, got {len(taken)}")
+        if len(taken) not in (1, len(stats)):
+            raise ValueError(f"actions must be one, or as many as observations, {len(stats)}, got {len(taken)}")
         log_likelihood = family.log_likelihood(stats, taken).unsqueeze(-1)
         probability = (log_likelihood if logp else log_likelihood.exp()).cpu().numpy()
         return probability if vectorized else probability[0]
@@ -174,17 +178,24 @@ class StableBaselinesInterface(ResumableAlgorithm):
         """
         return [parameter for parameter in self.policy.parameters() if parameter.requires_grad]
 
-    def load_parameters(self, load_path_or_dict: str | pathlib.Path | dict[str, Any], exact_match: bool = True) -> None:
+    def load_parameters(
+        self, load_path_or_dict: str | pathlib.Path | dict[str, Any] | list[Any], exact_match: bool = True
+    ) -> None:
         """
         Load parameters, and nothing else, from a saved agent or a dict.
 
         :param load_path_or_dict: path of a file that :meth:`save` wrote, the result of :meth:`get_parameters`, or a
-            dict with the names of ``policy.state_dict()`` as keys and arrays as values; such a dict sets the average
-            policy too
+            dict with the names of ``policy.state_dict()`` as keys and arrays as values, or a list of arrays in the
+            order of :meth:`get_parameter_list`; such a dict or list sets the average policy too
         :param exact_match: whether all parameters must be given; otherwise missing ones keep their values
         :raises ValueError: for unknown or missing names, and for arrays of another shape or with values that are not
             finite; nothing has changed then
         """
+        if isinstance(load_path_or_dict, list):
+            names = [name for name, parameter in self.policy.named_parameters() if parameter.requires_grad]
+            rule = f"{len(names)} arrays, as get_parameter_list returns"
+            require(len(load_path_or_dict) == len(names), "load_path_or_dict", rule, len(load_path_or_dict))
+            load_path_or_dict, exact_match = dict(zip(names, load_path_or_dict, strict=True)), False
         if not isinstance(load_path_or_dict, dict) or any(isinstance(x, dict) for x in load_path_or_dict.values()):
             self.set_parameters(cast(str, load_path_or_dict), exact_match, self.device)
             return

@@ -15,7 +15,7 @@ from contextlib import nullcontext
 from copy import copy
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsFloat
 from unittest.mock import patch
 
 import gymnasium as gym
@@ -92,6 +92,17 @@ class Run:
         return np.mean(self.evaluations[len(self.evaluations) // 2 :]).item()
 
 
+class Truncations(gym.Wrapper[Any, Any, Any, Any]):
+    """Tells of episodes that a wrapper around Monitor has truncated: SB3's evaluation counts what Monitor tells."""
+
+    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        if truncated and "episode" not in info:
+            rewards, start = (self.env.get_wrapper_attr(name) for name in ("rewards", "t_start"))  # of Monitor
+            info["episode"] = {"r": sum(rewards), "l": len(rewards), "t": round(time.time() - start, 6)}
+        return observation, reward, terminated, truncated, info
+
+
 class AtStart(BaseCallback):
     """Calls a function when training has begun, or goes on from a checkpoint."""
 
@@ -118,6 +129,8 @@ class Experiment(ExperimentManager):
     """whether evaluations are made ten times in a run, if that is more often than ``eval_freq`` says"""
     checkpoint_freq: int | None = None
     """steps between two checkpoints; None for no checkpoints"""
+    draws_itself = True
+    """whether the environment has a way to be drawn"""
     arguments: Sequence[str] = ()
     """of the command line, for a run that is continued"""
     resumed: Path | None = None
@@ -205,6 +218,10 @@ class Experiment(ExperimentManager):
             super().create_callbacks()  # type: ignore[no-untyped-call]
             self.n_envs = n_envs
 
+    def _preprocess_hyperparams(self, hyperparams: dict[str, Any]) -> tuple[Any, ...]:
+        hyperparams, wrapper, *others = super()._preprocess_hyperparams(hyperparams)
+        return hyperparams, wrapper and (lambda env: Truncations(wrapper(env))), *others
+
     def create_envs(self, n_envs: int, eval_env: bool = False, no_log: bool = False) -> VecEnv:
         goes_on = self.resumed is not None and not eval_env and not no_log
         starts = self._monitor_starts(n_envs) if goes_on else []
@@ -215,6 +232,7 @@ class Experiment(ExperimentManager):
             env = super().create_envs(n_envs, eval_env, no_log)
         for index, start in enumerate(starts):
             env.set_attr("t_start", start, index)
+        self.draws_itself = bool(env.get_attr("metadata")[0].get("render_modes"))
         return env
 
     def _monitor_starts(self, n_envs: int) -> list[float]:
@@ -396,9 +414,7 @@ class Experiment(ExperimentManager):
         is_newest = runs_of(*of_run[:3])[0][1] == path
         number = "" if is_newest else f" {path.name.removeprefix(f'{self.env_name}_')}"
         if not getattr(self.args, "uuid", False):  # enjoy finds runs by their numbers
-            # Nobody asks the processes of a run that was stopped.
-            draws = self.stopped_by or model.get_env().get_attr("metadata")[0].get("render_modes")  # type: ignore[union-attr]
-            options = f"{number and ' --exp-id'}{number}{'' if draws else ' --no-render'}"
+            options = f"{number and ' --exp-id'}{number}{'' if self.draws_itself else ' --no-render'}"
             print(f"To watch the agent: {command('enjoy', *of_run)}{options}")
         if self.stopped_by:
             if self.checkpoint_freq is not None and has_checkpoints(path / CHECKPOINTS):

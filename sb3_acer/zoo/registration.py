@@ -17,7 +17,7 @@ from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from stable_baselines3.common.utils import ConstantSchedule
 
 from sb3_acer import ACER
-from sb3_acer.policies import ACERPolicy, default_net_arch, split_net_arch
+from sb3_acer.policies import ACERPolicy, default_net_arch, default_optimizer, split_net_arch
 
 NET_ARCHS = {"small": [64, 64], "medium": [256, 256]}
 ZOO_SCHEDULES = (ConstantSchedule, SimpleLinearSchedule)  # which the zoo makes of 1e-3 and lin_1e-3
@@ -175,7 +175,8 @@ def nearest_trial(hyperparams: dict[str, Any], n_envs: int) -> dict[str, Any]:
     given = values["policy_kwargs"] or {}
     policy = hyperparams.get("policy", ACERPolicy)
     policy_class = cast(type[ACERPolicy], policy if isinstance(policy, type) else ACER.policy_aliases[policy])
-    options = defaults_of(ACERPolicy) | {"optimizer_class": policy_class.default_optimizer(given)} | given
+    optimizer_class = default_optimizer(given.get("recurrent_class") or policy_class.default_recurrent)
+    options = defaults_of(ACERPolicy) | {"optimizer_class": optimizer_class} | given
     learning_rate = values["learning_rate"]
     if isinstance(learning_rate, SimpleLinearSchedule):
         values["lr_schedule"] = "linear"

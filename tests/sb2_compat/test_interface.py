@@ -163,6 +163,29 @@ def test_actions_of_another_space_or_number_are_an_error(name: str, actions: np.
         make(ACTIONS[name]).action_probability(OBSERVATIONS, actions=actions)
 
 
+@every_action
+def test_actions_are_of_any_shape_and_one_stands_for_all(space: spaces.Space[Any]) -> None:
+    model = make(space)
+    actions, _ = model.predict(OBSERVATIONS)
+    found = model.action_probability(OBSERVATIONS, actions=actions, logp=True)
+    column = model.action_probability(OBSERVATIONS, actions=np.asarray(actions).reshape(6, -1, 1), logp=True)
+    np.testing.assert_array_equal(column, found)
+    one = model.action_probability(OBSERVATIONS, actions=actions[2], logp=True)
+    of_all = model.action_probability(OBSERVATIONS, actions=np.stack([actions[2]] * 6), logp=True)
+    np.testing.assert_array_equal(one, of_all)
+
+
+def test_a_list_of_parameters_is_loaded_in_the_order_of_the_list_of_parameters() -> None:
+    model, other = make(ACTIONS["Box"]), make(ACTIONS["Box"], log_std_init=-3.0)
+    arrays = [parameter.detach().numpy().copy() for parameter in model.get_parameter_list()]
+    other.load_parameters(arrays)
+    for policy in (other.policy, other.average_policy):
+        for parameter, array in zip(policy.parameters(), arrays, strict=True):
+            np.testing.assert_array_equal(parameter.detach(), array)
+    with pytest.raises(ValueError, match=r"load_path_or_dict must be \d+ arrays, as get_parameter_list returns, got \d+"):
+        other.load_parameters(arrays[1:])
+
+
 def test_parameters_are_loaded_from_a_file_a_dict_of_dicts_and_a_dict_of_arrays() -> None:
     model = make(ACTIONS["Box"])
     model.save("saved")

@@ -631,6 +631,14 @@ def test_a_wrapper_and_frames_that_are_switched_off_are_left_out_in_playing_too(
     sb3_acer("enjoy", "--no-render", "-n", "10", cwd=shell)
 
 
+@pytest.mark.parametrize("vec_env", ["dummy", "subproc"])
+def test_episodes_that_a_wrapper_truncates_are_evaluated(vec_env: str, shell: Path) -> None:
+    limit = "env_wrapper:[{'gymnasium.wrappers.TimeLimit':dict(max_episode_steps=5)}]"
+    printed = sb3_acer("train", *SHORT_RUN, limit, "--vec-env", vec_env, cwd=shell)
+    assert "Mean reward: 5.00 +/- 0.00" in printed
+    assert printed.splitlines()[-1] == "To watch the agent: sb3-acer enjoy"
+
+
 def test_classes_in_the_entry_of_a_search_are_named(shell: Path) -> None:
     wrapped = {**HYPERPARAMS["CartPole-v1"], "env_wrapper": [gym.wrappers.FlattenObservation]}
     entry = yaml.safe_load(entry_of("CartPole-v1", wrapped, {}))["CartPole-v1"]
