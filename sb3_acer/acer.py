@@ -8,6 +8,7 @@ import warnings
 import zipfile
 from collections.abc import Iterator
 from copy import copy, deepcopy
+from inspect import signature
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, cast
 
@@ -69,6 +70,8 @@ from sb3_acer.vec_normalize import normalize_of_policy
 
 SelfACER = TypeVar("SelfACER", bound="ACER")
 
+_WRITERS = ("stdout", "log", "json", "csv", "tensorboard")
+"""of the log: an entry that excludes all of them is only read"""
 _FIXED_BY_THE_FILE = ("policy", "_init_setup_model")
 """arguments of the constructor that `load` cannot replace"""
 
@@ -311,7 +314,11 @@ class ACER(StableBaselinesInterface):
         self._rngs = loaded_rngs or self._rngs
         self.policy = self._make_policy().to(self.device)
         self._check_burn_in()
-        self.average_policy = deepcopy(self.policy)
+        try:
+            self.average_policy = deepcopy(self.policy)
+        except RuntimeError as error:  # of torch.nn.utils.weight_norm, say
+            rule = "made of modules that deepcopy copies, such as torch.nn.utils.parametrizations of linear layers"
+            raise ValueError(f"policy must be {rule}, got {type(self.policy).__name__}: {error}") from error
         self.average_policy.flat.without_gradients()
         self.average_policy.set_training_mode(False)
         del self.average_policy.optimizer
@@ -361,7 +368,8 @@ class ACER(StableBaselinesInterface):
                 self.observation_space, self.action_space, self.lr_schedule, **policy_kwargs
             )
         except TypeError as error:  # of a class that takes any argument
-            unknown = [name for name in policy_kwargs if f"unexpected keyword argument '{name}'" in str(error)]
+            others = policy_kwargs.keys() - signature(ACERPolicy).parameters.keys()
+            unknown = [name for name in others if f"unexpected keyword argument '{name}'" in str(error)]
             if not unknown:
                 raise
             rule = f"policy_kwargs must be arguments of {self.policy_class.__name__}, got {unknown[0]!r}: {error}"
@@ -506,7 +514,7 @@ class ACER(StableBaselinesInterface):
         n_steps = self.replay_buffer.n_steps
         require(self.n_steps == n_steps, "n_steps", f"{n_steps}, as when the agent was made", self.n_steps)
         train_freq = cast(Any, self.train_freq)
-        rule = f"({n_steps}, 'step'), which n_steps decides"
+        rule = f"left as n_steps={n_steps} decides it"
         require(train_freq == TrainFreq(n_steps, TrainFrequencyUnit.STEP), "train_freq", rule, train_freq)
         total_timesteps = check_whole("total_timesteps", total_timesteps)
         check_callback("callback", callback)
@@ -547,12 +555,11 @@ class ACER(StableBaselinesInterface):
     def dump_logs(self) -> None:
         """Write the log. The values of ``train/`` stay for callbacks to read, as those of SB3's algorithms do."""
         self._logged_at = self.num_timesteps
-        log = self.logger
-        recorded = [(name, value, log.name_to_excluded[name]) for name, value in log.name_to_value.items()]
+        recorded = dict(self.logger.name_to_value)
         super().dump_logs()
-        for name, value, excluded in recorded:
+        for name, value in recorded.items():
             if name.startswith("train/"):
-                log.record(name, value, excluded)
+                self.logger.record(name, value, _WRITERS)  # an evaluation must not write it a second time
 
     def _logs_now(self) -> bool:
         """Whether to record this rollout's metrics: always without an interval, since callbacks may write the log."""

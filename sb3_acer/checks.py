@@ -191,7 +191,9 @@ def check_parameters(name: str, given: Any, own: dict[str, th.Tensor], exact_mat
             tensor = tensors[key] = th.as_tensor(value)
         except (TypeError, ValueError, RuntimeError) as error:
             raise ValueError(f"{part} must be an array of numbers, got {value!r}") from error
-        is_finite = not tensor.is_complex() and bool(tensor.to(own[key].dtype).isfinite().all())
-        require(is_finite, part, f"finite numbers of {own[key].dtype}", value)
         require(tensor.shape == own[key].shape, part, f"of shape {tuple(own[key].shape)}", tuple(tensor.shape))
+        fits = own[key].is_complex() or not tensor.is_complex()
+        cast = tensor.to(own[key].device, own[key].dtype) if fits else tensor
+        is_finite = fits and bool((cast.isfinite() | (cast == own[key])).all())  # a buffer may be a mask of -inf
+        require(is_finite, part, f"finite numbers of {own[key].dtype}", value)
     return tensors

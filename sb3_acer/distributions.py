@@ -44,7 +44,8 @@ class Family(ABC):
     A parametric family of action distributions.
 
     A new family defines the abstract methods. The methods that compute gradients have defaults by autograd; a family
-    overrides them with closed forms for speed.
+    overrides them with closed forms for speed. A subclass of a family that overrides :meth:`statistics` also overrides
+    :meth:`statistics_of_arrays` and :meth:`backward`, if that family has its own.
 
     :param action_space: the action space
     """
@@ -91,8 +92,8 @@ class Family(ABC):
         :param masks: ``[N, P]``; None if all actions are valid
         :return: ``[N, P]``
         """
-        assert log_std is None
-        return self.statistics(th.from_numpy(outputs), None, None if masks is None else th.from_numpy(masks)).numpy()
+        given = (None if each is None else th.from_numpy(each) for each in (log_std, masks))
+        return self.statistics(th.from_numpy(outputs), *given).numpy()
 
     @abstractmethod
     def backward(self, stats: th.Tensor, stats_gradient: th.Tensor) -> tuple[th.Tensor, th.Tensor | None]:
@@ -189,7 +190,8 @@ class Family(ABC):
 
     def kl_gradient(self, stats: th.Tensor, other: th.Tensor) -> th.Tensor:
         """
-        Gradient of KL(stats || other) with respect to ``other``.
+        Gradient of KL(stats || other) with respect to ``other``; 0 for entries that cannot move and would take part in
+        the trust region of others.
 
         :param stats: ``[..., P]``
         :param other: ``[..., P]``

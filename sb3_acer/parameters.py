@@ -138,10 +138,10 @@ class FlatParameters:
                 "sets their values, and a subclass may prune or parametrise them when it builds its networks"
             )
         held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        if list(map(id, held)) != list(map(id, self._optimized)):
+        if sorted(map(id, held)) != sorted(map(id, self._optimized)):
             raise ValueError(
                 "policy.optimizer must be the one that the policy was built with, of the policy_kwargs optimizer_class "
-                f"and optimizer_kwargs, got another {type(optimizer).__name__}"
+                f"and optimizer_kwargs, got {type(optimizer).__name__} of other parameters"
             )
 
     def without_gradients(self) -> None:
@@ -210,7 +210,8 @@ class FlatParameters:
         optimizer.register_step_post_hook(self._after_step)
 
     def _before_step(self, *_: Any) -> None:
-        """Collect the gradients, and keep copies of the parameters that are frozen by now."""
+        """Collect parameters and gradients, and keep copies of the parameters that are frozen by now."""
+        self._collect_parameters()
         self._collect_gradients()
         learnt = (pair[0] for pair in zip(self.parameters, self._gradients, strict=True) if pair[1] is not None)
         self._frozen = [(each, each.detach().clone()) for each in learnt if not each.requires_grad]
@@ -231,6 +232,17 @@ class FlatParameters:
         for vector in self.vectors:
             if vector.grad is not None:
                 vector.grad.zero_()
+
+    def _collect_parameters(self) -> None:
+        """Copy parameters that have been given other memory, by a layer that bounds its norm say, into the vectors."""
+        if [parameter.data_ptr() for parameter in self.parameters] == self._places:
+            return
+        for vector, group in zip(self.vectors, self._groups, strict=True):
+            for index, view in zip(group, self._split(vector.data, group), strict=True):
+                parameter = self.parameters[index]
+                if parameter.data_ptr() != view.data_ptr():
+                    view.copy_(parameter.data)
+                    parameter.data = view
 
     def _collect_gradients(self) -> None:
         """Copy gradients that have been replaced, by a hook for example, into the vectors'."""
@@ -272,15 +284,25 @@ class FlatParameters:
         :param other: the other module's
         :param alpha: the decay, in [0, 1]
         """
+        for flat in (self, other):
+            flat._collect_parameters()
         for own, theirs in zip(self.vectors, other.vectors, strict=True):
-            if own.is_floating_point():
+            if own.is_floating_point() or own.is_complex():
                 own.data.lerp_(theirs.data.to(own.dtype), 1 - alpha)
-        for buffer, current in zip(self.buffers(), other.buffers(), strict=True):
-            buffer.copy_(current)
+        for (owner, name), (their_owner, _) in zip(self._buffer_names(), other._buffer_names(), strict=True):
+            buffer, current = owner._buffers[name], their_owner._buffers[name]
+            if buffer is None or current is None or buffer.shape != current.shape:  # made or grown by a forward pass
+                owner._buffers[name] = None if current is None else current.clone()
+            else:
+                buffer.copy_(current)
 
     def buffers(self) -> list[th.Tensor]:
-        """The module's buffers. Walking through the modules to find them takes as long as a layer does."""
+        """The module's buffers."""
+        found = (owner._buffers[name] for owner, name in self._buffer_names())  # a module may assign its buffers anew
+        return [buffer for buffer in found if buffer is not None]
+
+    def _buffer_names(self) -> list[tuple[nn.Module, str]]:
+        """Walking through the modules to find them takes as long as a layer does."""
         if self._owners is None:
             self._owners = [(owner, name) for owner in self._module.modules() for name in owner._buffers]
-        found = (owner._buffers[name] for owner, name in self._owners)  # a module may assign its buffers anew
-        return [buffer for buffer in found if buffer is not None]
+        return self._owners

@@ -231,7 +231,7 @@ class ACERPolicy(PredictionInterface):
         self.flat = FlatParameters(self)
         try:
             self.optimizer = self.flat.make_optimizer(self.optimizer_class, lr_schedule(1), self.optimizer_kwargs)
-        except (TypeError, ValueError) as error:  # of torch
+        except (TypeError, ValueError, RuntimeError, AssertionError) as error:  # of torch
             name = self.optimizer_class.__name__
             raise ValueError(f"optimizer_kwargs must fit {name}, got {self.optimizer_kwargs}: {error}") from error
 

@@ -18,7 +18,7 @@ import cloudpickle
 import numpy as np
 import torch as th
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.logger import configure
+from stable_baselines3.common.logger import TensorBoardOutputFormat, configure
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, RolloutReturn
 from stable_baselines3.common.vec_env import VecEnv
 
@@ -115,6 +115,7 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         with ExitStack() as stack:  # each step on all ranks, or an error on all
             files = distributed.together(lambda: stack.enter_context(new))[0]
             distributed.together(lambda: self._write_files(files, training))
+            distributed.together(lambda: _require_files_of_all(files))
             distributed.together(stack.close)
         found = distributed.from_first(find_checkpoint(folder))
         assert found is not None
@@ -238,7 +239,7 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         """See :meth:`ACER.learn`."""
         if checkpoint is not None:
             _require_folder("checkpoint", "the path of a folder, or None", checkpoint)
-        found, folder = None, None if checkpoint is None else Path(checkpoint)
+        found, folder = None, None if checkpoint is None else Path(checkpoint).absolute()
         writing = nullcontext() if folder is None or distributed.rank() else locked(folder)
         with ExitStack() as stack:
             distributed.together(lambda: stack.enter_context(writing))
@@ -336,6 +337,10 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         if Path(folder).is_dir() and Path(self.tensorboard_log).resolve() in Path(folder).resolve().parents:
             self._logger = configure(folder, ["tensorboard", *(["stdout"] if self.verbose else [])])
             self._custom_logger = True
+            for output in self._logger.output_formats:
+                if isinstance(output, TensorBoardOutputFormat):  # what was logged after the checkpoint is logged again
+                    output.writer.close()  # the next value opens another file
+                    output.writer.purge_step = self.num_timesteps + 1
 
     def _plan_checkpoint(self, freq: int) -> None:
         self._next_checkpoint = (self.num_timesteps // freq + 1) * freq
@@ -474,6 +479,13 @@ def _require_folder(name: str, rule: str, folder: Any) -> None:
 def _of_rank(name: str, rank: int) -> str:
     """The file of a rank."""
     return f"rank_{rank}_{name}" if rank else name
+
+
+def _require_files_of_all(folder: Path) -> None:
+    """On rank 0, which makes the files of all ranks a checkpoint."""
+    ranks = range(distributed.world_size()) if distributed.rank() == 0 else ()
+    lacking = [rank for rank in ranks if not (folder / _of_rank(_TRAINING, rank)).is_file()]
+    require(not lacking, "folder", f"on a disk that all ranks share; rank 0 lacks the files of {lacking}", str(folder))
 
 
 class StopOnSignal(BaseCallback):

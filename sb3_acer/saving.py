@@ -36,8 +36,14 @@ class SavingAlgorithm(OffPolicyAlgorithm):
             no_names = (str, bytes, dict, np.ndarray, th.Tensor)
             is_names = names is None or (isinstance(names, Iterable) and not isinstance(names, no_names))
             require(is_names, name, "names of attributes, or None", names)
-        with replacing(path, "zip") as file:
-            super().save(file, exclude, include)
+        own = self.policy_kwargs
+        try:
+            # A copy: parameters of a module in it are views of one vector, which pickle would write once for each.
+            self.policy_kwargs = deepcopy(own)
+            with replacing(path, "zip") as file:
+                super().save(file, exclude, include)
+        finally:
+            self.policy_kwargs = own
 
     def get_parameters(self) -> dict[str, dict[str, Any]]:
         """

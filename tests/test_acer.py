@@ -287,7 +287,7 @@ class Memory(KVWriter):
         self.rows: list[dict[str, Any]] = []
 
     def write(self, key_values: dict[str, Any], key_excluded: Any, step: int = 0) -> None:
-        self.rows.append(dict(key_values))
+        self.rows.append({key: value for key, value in key_values.items() if "csv" not in (key_excluded[key] or ())})
 
     def close(self) -> None:
         pass
@@ -331,7 +331,7 @@ def test_a_run_is_logged_when_it_ends() -> None:
 def test_another_train_freq_is_refused(train_freq: TrainFreq) -> None:
     model = small(n_steps=5)
     model.train_freq = train_freq  # type: ignore[assignment]
-    with pytest.raises(ValueError, match=r"train_freq must be \(5, 'step'\), which n_steps decides, got TrainFreq"):
+    with pytest.raises(ValueError, match=r"train_freq must be left as n_steps=5 decides it, got TrainFreq"):
         model.learn(10)
 
 
@@ -371,6 +371,20 @@ def test_callbacks_read_the_latest_values_of_training() -> None:
     assert len({now["train/policy_loss"] for now in seen[10:]}) == 5
     assert model.logger.name_to_value["train/n_updates"] == model._n_updates
     assert not any(name.startswith("rollout/") for name in model.logger.name_to_value)
+
+
+def test_an_evaluation_does_not_write_the_values_of_training_again() -> None:
+    def evaluate(found: dict[str, Any], _: Any) -> bool:
+        model = found["self"]
+        if model.num_timesteps == 33:
+            model.logger.record("eval/mean_reward", 1.0)
+            model.logger.dump(33)
+        return True
+
+    rows = logged(5 * 12, evaluate, log_interval=4)
+    (row,) = [row for row in rows if "eval/mean_reward" in row]
+    assert "train/q_loss" not in row
+    assert all("train/q_loss" in each for each in rows if each is not row)
 
 
 def test_means_of_the_log_leave_out_what_is_not_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -498,7 +512,7 @@ def test_parameters_that_were_replaced_are_refused() -> None:
 def test_an_optimiser_that_was_replaced_is_refused() -> None:
     model = small().learn(20)
     model.policy.optimizer = th.optim.Adam(model.policy.parameters())
-    with pytest.raises(ValueError, match=r"policy\.optimizer must be the one .* got another Adam"):
+    with pytest.raises(ValueError, match=r"policy\.optimizer must be the one .* got Adam of other parameters"):
         model.learn(20)
 
 

@@ -15,6 +15,7 @@ from stable_baselines3.common.callbacks import (
     CheckpointCallback,
     EvalCallback,
     EveryNTimesteps,
+    ProgressBarCallback,
 )
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import KVWriter, Logger
@@ -405,6 +406,29 @@ def test_training_begins_with_the_statistics_of_rank_0() -> None:
         return [statistics.mean, statistics.var, np.array(statistics.count)]
 
     require_same(*on_ranks(act))
+
+
+def test_ranks_that_do_not_share_the_folder_are_told(tmp_path: Path) -> None:
+    def act(rank: int) -> Any:
+        model = make_model()
+        if rank:  # as on another machine, whose files rank 0 does not see
+            model._write_files = lambda folder, training: None  # type: ignore[method-assign]
+        return model.learn(64, checkpoint=tmp_path, checkpoint_freq=32)
+
+    for result in on_ranks(act):
+        assert "folder must be on a disk that all ranks share; rank 0 lacks the files of [1]" in str(result)
+    assert find_checkpoint(tmp_path) is None
+
+
+def test_a_progress_bar_counts_the_steps_of_all_ranks() -> None:
+    pytest.importorskip("tqdm")
+
+    def act(rank: int) -> Any:
+        bar = ProgressBarCallback()
+        make_model().learn(64, [bar])
+        return None if rank else (bar.pbar.n, bar.pbar.total)
+
+    assert on_ranks(act) == [(64, 64), None]
 
 
 def test_ranks_save_checkpoints_at_the_same_time(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import io
 import math
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -13,6 +14,7 @@ import pytest
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv
 from torch import nn
 
@@ -399,3 +401,99 @@ def test_a_gradient_that_was_replaced_is_the_one_that_is_followed() -> None:
     network.weight.grad = replaced.clone()
     optimizer.step()
     th.testing.assert_close(network.weight.detach(), before - 0.1 * replaced)
+
+
+class Bounded(nn.Linear):
+    """A layer whose weights have a bounded norm."""
+
+    def forward(self, input: th.Tensor) -> th.Tensor:
+        self.weight.data = th.renorm(self.weight.data, 2, 0, 1.0)
+        return super().forward(input)
+
+
+class Attending(BaseFeaturesExtractor):
+    """Buffers that grow, are made by the first pass or hold infinities, and numbers that are complex."""
+
+    mask: th.Tensor
+    grown: th.Tensor
+
+    def __init__(self, space: gym.Space[Any]) -> None:
+        super().__init__(space, 4)
+        self.layer = Bounded(4, 4)
+        self.phases = nn.Parameter(th.ones(4, dtype=th.complex64))
+        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(4))
+        self.register_buffer("grown", th.zeros(1), persistent=False)
+        self.register_buffer("first", None, persistent=False)
+
+    def forward(self, observations: th.Tensor) -> th.Tensor:
+        if len(self.grown) < len(observations):
+            self.grown = th.zeros(len(observations))
+        self.first = th.zeros(1)
+        features: th.Tensor = self.layer(observations) @ self.mask.softmax(-1) + (self.phases * observations).imag
+        return features
+
+
+def test_modules_of_many_kinds_are_learnt_averaged_and_loaded(tmp_path: Path) -> None:
+    arguments: dict[str, Any] = {"n_steps": 5, "replay_start": 10, "buffer_size": 200, "seed": 0, "alpha": 0.5}
+    kwargs = {"features_extractor_class": Attending, "net_arch": [8], "optimizer_class": th.optim.Adam}
+    model = ACER("MlpPolicy", "CartPole-v1", policy_kwargs=kwargs, **arguments)
+    before = {name: value.clone() for name, value in model.policy.state_dict().items()}
+    model.learn(200)
+    model.save(tmp_path / "agent")
+    loaded = ACER.load(tmp_path / "agent")
+    for name in ("features_extractor.layer.weight", "features_extractor.phases"):
+        for policy in (model.policy, model.average_policy):
+            assert (policy.state_dict()[name] != before[name]).any()
+        for of_model, of_loaded in ((model.policy, loaded.policy), (model.average_policy, loaded.average_policy)):
+            assert th.equal(of_model.state_dict()[name], of_loaded.state_dict()[name])
+    assert th.equal(loaded.policy.state_dict()["features_extractor.mask"], before["features_extractor.mask"])
+    assert (model.average_policy.state_dict()["features_extractor.layer.weight"].norm(dim=1) < 1.1).all()
+
+
+class Replacing(th.optim.SGD):
+    """Gives parameters other memory."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.data = parameter.data - group["lr"] * parameter.grad
+
+
+class Grouped(th.optim.SGD):
+    """Without decay of vectors."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        params = list(params)
+        matrices, vectors = ([each for each in params if (each.ndim > 1) == flag] for flag in (True, False))
+        super().__init__([{"params": vectors}, {"params": matrices}], lr=lr)
+
+
+@pytest.mark.parametrize("optimizer_class", [Replacing, Grouped])
+def test_optimizers_may_replace_memory_and_sort_parameters(optimizer_class: Any) -> None:
+    ends = []
+    for each in (th.optim.SGD, optimizer_class):
+        kwargs = {"net_arch": [8], "optimizer_class": each}
+        model = ACER("MlpPolicy", "CartPole-v1", n_steps=5, replay_start=10, seed=0, policy_kwargs=kwargs).learn(200)
+        policies = (model.policy, model.average_policy)
+        ends.append([th.cat([each.detach().flatten() for each in policy.parameters()]) for policy in policies])
+    for plain, other in zip(*ends, strict=True):
+        th.testing.assert_close(plain, other, rtol=1e-4, atol=1e-5)
+
+
+def test_a_module_in_the_arguments_of_the_policy_is_saved_once(tmp_path: Path) -> None:
+    class Pretrained(BaseFeaturesExtractor):
+        def __init__(self, space: gym.Space[Any], net: nn.Module) -> None:
+            super().__init__(space, 64)
+            self.net = net
+
+        def forward(self, observations: th.Tensor) -> th.Tensor:
+            features: th.Tensor = self.net(observations)
+            return features
+
+    net = nn.Sequential(nn.Linear(4, 64), *(nn.Linear(64, 64) for _ in range(20)))
+    kwargs = {"features_extractor_class": Pretrained, "features_extractor_kwargs": {"net": net}}
+    model = ACER("MlpPolicy", "CartPole-v1", policy_kwargs=kwargs)
+    model.save(tmp_path / "agent")
+    size = sum(parameter.numel() * 4 for parameter in net.parameters())
+    assert (tmp_path / "agent.zip").stat().st_size < 8 * size
+    assert model.policy_kwargs["features_extractor_kwargs"]["net"] is net

@@ -796,6 +796,18 @@ def test_a_run_goes_on_in_its_own_folder_of_tensorboard(tmp_path: Path) -> None:
     assert sorted(path.name for path in logs.iterdir()) == ["ACER_1", "ACER_2"]
 
 
+def test_each_step_is_once_in_the_log_of_tensorboard(tmp_path: Path) -> None:
+    event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    arguments: dict[str, Any] = {"checkpoint": tmp_path / "run", "checkpoint_freq": 32, "log_interval": 1}
+    with pytest.raises(Killed):
+        make_model(tensorboard_log=tmp_path / "logs").learn(160, KillAt(124), **arguments)
+    make_model(tensorboard_log=tmp_path / "logs").learn(160, **arguments)
+    events = event_accumulator.EventAccumulator(str(tmp_path / "logs" / "ACER_1")).Reload()
+    steps = [scalar.step for scalar in events.Scalars("train/kl")]
+    assert steps == sorted(set(steps))
+    assert steps[-1] == 160
+
+
 def test_a_run_whose_log_has_a_name_of_several_folders_goes_on_there(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     names: dict[str, Any] = {"checkpoint": tmp_path / "run", "tb_log_name": "mine/first"}

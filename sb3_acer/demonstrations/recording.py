@@ -31,7 +31,7 @@ from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, unwrap_vec_normalize
 
-from sb3_acer.checks import check_integer, require
+from sb3_acer.checks import check_array, check_integer, require
 from sb3_acer.extras import how_to_install
 from sb3_acer.masks import KEY, has_masks
 from sb3_acer.storage import replacing
@@ -137,11 +137,12 @@ def _play(model: BaseAlgorithm | Callable[[Any], Any], env: GymEnv, keep: Callab
             kwargs: dict[str, Any] = {"action_masks": masks} if takes_masks else {}
             actions, state = model.predict(observations, state, starts, **kwargs)
         else:
-            actions = np.asarray(model(observations) if venv is env else [model(observations[0])])
+            chosen = model(observations) if venv is env else [model(observations[0])]
+            actions = check_array("the actions of model", chosen)
             shape = venv.num_envs, *(venv.action_space.shape or ())
             rule = f"a function that returns {'actions' if venv is env else 'an action'} of {venv.action_space}"
             rule += f", here of shape {shape if venv is env else shape[1:]}"
-            require(actions.shape == shape and actions.dtype != object, "model", rule, actions)
+            require(actions.shape == shape, "model", rule, actions)
         with recording(observed) as pairs:
             observations, rewards, starts, infos = venv.step(actions)
         ends, final = bool(starts[0]), None

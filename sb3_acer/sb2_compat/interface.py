@@ -107,7 +107,7 @@ class StableBaselinesInterface(ResumableAlgorithm):
         :param observation: of one environment, or of N environments; for one, the results have no axis of length N
         :param state: recurrent state that :meth:`predict` returned last; None: initial state
         :param mask: whether an episode begins, so that the recurrent state is reset, bool, ``[N]``
-        :param actions: elements of the action space, one per observation or one for all, in any shape
+        :param actions: elements of the action space, one per observation or one for all; axes of length 1 do not matter
         :param logp: whether to return logarithms of the given actions' probabilities
         :param action_masks: whether actions are valid, see :meth:`ACERPolicy.predict`; the others have probability 0
         :return: without ``actions``, the parameters: for Discrete the probabilities, ``[N, n]``; for MultiDiscrete a
@@ -127,7 +127,7 @@ class StableBaselinesInterface(ResumableAlgorithm):
                 return found
             return type(found)(part[0] for part in found) if isinstance(found, (list, tuple)) else found[0]
         shape = self.action_space.shape or ()
-        if actions.size % max(math.prod(shape), 1) == 0:
+        if actions.size == math.prod(shape) * (len(actions) if actions.size > math.prod(shape) else 1):
             actions = actions.reshape(-1, *shape)
         taken = th.from_numpy(family.from_env(actions)).to(self.device)
         if len(taken) not in (1, len(stats)):
@@ -186,11 +186,12 @@ class StableBaselinesInterface(ResumableAlgorithm):
 
         :param load_path_or_dict: path of a file that :meth:`save` wrote, the result of :meth:`get_parameters`, or a
             dict with the names of ``policy.state_dict()`` as keys and arrays as values, or a list of arrays in the
-            order of :meth:`get_parameter_list`; such a dict or list sets the average policy too
+            order of :meth:`get_parameter_list`, all of them; such a dict or list sets the average policy too
         :param exact_match: whether all parameters must be given; otherwise missing ones keep their values
         :raises ValueError: for unknown or missing names, and for arrays of another shape or with values that are not
             finite; nothing has changed then
         """
+        check_boolean("exact_match", exact_match)
         if isinstance(load_path_or_dict, list):
             names = [name for name, parameter in self.policy.named_parameters() if parameter.requires_grad]
             rule = f"{len(names)} arrays, as get_parameter_list returns"
@@ -199,7 +200,6 @@ class StableBaselinesInterface(ResumableAlgorithm):
         if not isinstance(load_path_or_dict, dict) or any(isinstance(x, dict) for x in load_path_or_dict.values()):
             self.set_parameters(cast(str, load_path_or_dict), exact_match, self.device)
             return
-        check_boolean("exact_match", exact_match)
         own = self.policy.state_dict()
         given = check_parameters("load_path_or_dict", load_path_or_dict, own, exact_match)
         for policy in (self.policy, self.average_policy):

@@ -31,7 +31,7 @@ from rl_zoo3 import exp_manager
 from rl_zoo3.exp_manager import ExperimentManager
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback, ProgressBarCallback
-from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.env_util import make_vec_env, unwrap_wrapper
 from stable_baselines3.common.monitor import Monitor, ResultsWriter, load_results
 from stable_baselines3.common.results_plotter import X_TIMESTEPS, ts2xy, window_func
 from stable_baselines3.common.vec_env import VecEnv
@@ -98,8 +98,13 @@ class Truncations(gym.Wrapper[Any, Any, Any, Any]):
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.env.step(action)
         if truncated and "episode" not in info:
-            rewards, start = (self.env.get_wrapper_attr(name) for name in ("rewards", "t_start"))  # of Monitor
-            info["episode"] = {"r": sum(rewards), "l": len(rewards), "t": round(time.time() - start, 6)}
+            monitor = unwrap_wrapper(self.env, Monitor)
+            assert isinstance(monitor, Monitor)
+            seconds = round(time.time() - monitor.t_start, 6)
+            episode = info["episode"] = {"r": sum(monitor.rewards), "l": len(monitor.rewards), "t": seconds}
+            if monitor.results_writer is not None:
+                told = {name: info[name] for name in monitor.info_keywords}
+                monitor.results_writer.write_row({**episode, **monitor.current_reset_info, **told})
         return observation, reward, terminated, truncated, info
 
 
@@ -319,6 +324,7 @@ class Experiment(ExperimentManager):
         try:
             with stop.listening():
                 model.learn(self.n_timesteps, **kwargs)
+                stop.stopped_by = max(distributed.gather(stop.stopped_by))  # not every rank may have got the signal
             has_failed = False
         except KeyboardInterrupt:  # a second signal
             pass
@@ -400,6 +406,8 @@ class Experiment(ExperimentManager):
 
     def save_trained_model(self, model: BaseAlgorithm) -> None:
         if distributed.rank() > 0:
+            if self.stopped_by:
+                sys.exit(128 + self.stopped_by)
             return
         super().save_trained_model(model)
         agent = f"{self.save_path}/{self.env_name}.zip"

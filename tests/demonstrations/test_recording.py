@@ -245,10 +245,12 @@ def test_a_recording_that_cannot_be_made_is_refused() -> None:
         ValueError, match=r"model must be a function that returns actions of .*, here of shape \(2,\), got array\(0"
     ):
         generate_expert_traj(lambda observations: 0, env=venv)
-    for wrong in (None, (np.array(0), None), np.array([0])):
-        rule = r"model must be a function that returns an action of .*, here of shape \(\), got"
-        with pytest.raises(ValueError, match=rule):
+    for wrong in (None, (np.array(0), None), (np.zeros(1), None)):
+        with pytest.raises(ValueError, match="the actions of model must be an array of numbers, got"):
             generate_expert_traj(partial(lambda action, observation: action, wrong), env=Recorder())
+    rule = r"model must be a function that returns an action of .*, here of shape \(\), got"
+    with pytest.raises(ValueError, match=rule):
+        generate_expert_traj(lambda observation: np.array([0]), env=Recorder())
 
 
 def test_opencv_is_not_needed_for_numbers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -182,7 +182,7 @@ def test_a_list_of_parameters_is_loaded_in_the_order_of_the_list_of_parameters()
     for policy in (other.policy, other.average_policy):
         for parameter, array in zip(policy.parameters(), arrays, strict=True):
             np.testing.assert_array_equal(parameter.detach(), array)
-    with pytest.raises(ValueError, match=r"load_path_or_dict must be \d+ arrays, as get_parameter_list returns, got \d+"):
+    with pytest.raises(ValueError, match=r"must be \d+ arrays, as get_parameter_list returns, got \d+"):
         other.load_parameters(arrays[1:])
 
 

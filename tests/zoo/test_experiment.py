@@ -637,6 +637,9 @@ def test_episodes_that_a_wrapper_truncates_are_evaluated(vec_env: str, shell: Pa
     printed = sb3_acer("train", *SHORT_RUN, limit, "--vec-env", vec_env, cwd=shell)
     assert "Mean reward: 5.00 +/- 0.00" in printed
     assert printed.splitlines()[-1] == "To watch the agent: sb3-acer enjoy"
+    episodes = (shell / "logs/acer/CartPole-v1_1/0.monitor.csv").read_text().splitlines()[2:]
+    assert len(episodes) == 60
+    assert all(line.startswith("5.0,5,") for line in episodes)
 
 
 def test_classes_in_the_entry_of_a_search_are_named(shell: Path) -> None:
