@@ -95,18 +95,13 @@ class SequenceReplayBuffer(ReplayBuffer):
         self._stacks = {} if frame_stack is None else self._make_stacks(frame_stack)  # by keys of observations
         self.reset()
 
-    @property
-    def ended(self) -> np.ndarray:
-        """Whether the next step begins an episode, ``[n_envs]``."""
-        return self._ended
-
     def reset(self) -> None:
         """Forget all steps and release the memory."""
         self.pos = 0  # the slot that is written next. Neither it nor the spare slots are sampled.
         self.full = False
         self.step = 0  # steps of the rollout under way
         self._ring: Ring | None = None
-        self._ended = np.ones(self.n_envs, bool)  # whether the next row begins an episode
+        self.ended = np.ones(self.n_envs, bool)  # whether the next step begins an episode
 
     def size(self) -> int:
         """
@@ -158,7 +153,7 @@ class SequenceReplayBuffer(ReplayBuffer):
         step = {"actions": action, "behaviour": behaviour, "rewards": reward, "terminated": done}
         now, then = self._with_masks(obs, masks), self._with_masks(next_obs, next_masks)
         row = self.pos * self.n_steps + self.step
-        following = ring.write(row, now, then, step, self._ended)
+        following = ring.write(row, now, then, step, self.ended)
         if self.step == 0:
             ring.states[self.pos] = th.from_numpy(states)
         if done.any() and self.handle_timeout_termination:
@@ -166,7 +161,7 @@ class SequenceReplayBuffer(ReplayBuffer):
             ring.truncate(row, following, truncated)
         pos, next_step = divmod((row + 1) % ring.n_rows, self.n_steps)
         # Without a call in between, so that Ctrl-C leaves a step that is stored, or none.
-        ring.following, self._ended, self.pos, self.step = following, done, pos, next_step
+        ring.following, self.ended, self.pos, self.step = following, done, pos, next_step
         self.full = self.full or pos == self.n_slots
 
     def _with_masks(self, obs: NumpyObs, masks: np.ndarray | None) -> dict[str, np.ndarray]:
@@ -182,8 +177,8 @@ class SequenceReplayBuffer(ReplayBuffer):
         """
         if self._ring is not None:
             last = self.pos * self.n_steps + self.step - 1  # -1 is the ring's last row
-            self._ring.truncate(last, self._ring.following)
-        self._ended = np.ones(self.n_envs, bool)
+            self._ring.truncate(last, self._ring.following, ~self.ended)
+        self.ended = np.ones(self.n_envs, bool)
 
     def latest(self, env: VecNormalize | None = None) -> SequenceBatch:
         """
@@ -235,10 +230,9 @@ class SequenceReplayBuffer(ReplayBuffer):
         device = self.device if device is None else device
         slots = slots % n_slots
         steps, observations, finals, final_steps, states = self._ring.take(slots, envs)
-        masks, final_masks = (
-            (columns.pop(_INVALID) == 0).to(device) if _INVALID in columns else None
-            for columns in (observations, finals)
-        )
+        masks = final_masks = None
+        if _INVALID in observations:
+            masks, final_masks = ((rows.pop(_INVALID) == 0).to(device) for rows in (observations, finals))
         rewards = steps["rewards"]
         if env is not None:
             rewards = th.from_numpy(env.normalize_reward(rewards.numpy()))
@@ -352,7 +346,7 @@ class SequenceReplayBuffer(ReplayBuffer):
             "pos": self.pos,
             "full": self.full,
             "step": self.step,
-            "ended": self._ended,
+            "ended": self.ended,
             "columns": None,
         }
         if self._ring is not None:
@@ -389,8 +383,8 @@ class SequenceReplayBuffer(ReplayBuffer):
         self.pos = check_integer("pos of the replay buffer", state["pos"], 0, n_slots - 1)
         self.step = check_integer("step of the replay buffer", state["step"], 0, self.n_steps - 1)
         self.full = check_boolean("full of the replay buffer", state["full"])
-        self._ended = np.array(state["ended"], bool)
-        require(self._ended.shape == (self.n_envs,), "ended of the replay buffer", "one per environment", self._ended)
+        self.ended = np.array(state["ended"], bool)
+        require(self.ended.shape == (self.n_envs,), "ended of the replay buffer", "one per environment", self.ended)
         self._require_usable()
 
     def _require_usable(self) -> None:

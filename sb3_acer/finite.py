@@ -31,7 +31,7 @@ class FiniteVecEnv(VecEnvWrapper):
         super().__init__(venv)
         self._count_steps = count_steps
         self._normalize = unwrap_vec_normalize(venv)
-        self._of_policy = normalize_of_policy(venv)
+        self.normalize_of_policy = normalize_of_policy(venv)
         self.finals: dict[int, Any] = {}  # of the last step, by environment, before VecNormalize
         self._forked = forked_workers(venv)
         self._resets: list[Any] = []  # what the environments said at their last reset
@@ -42,9 +42,9 @@ class FiniteVecEnv(VecEnvWrapper):
     def step_wait(self) -> VecEnvStepReturn:
         with kept_if_refused(self._normalize):
             wait_for_workers(self._forked)
-            with recording(self._of_policy) as pairs:
+            with recording(self.normalize_of_policy) as pairs:
                 observations, rewards, dones, infos = self.venv.step_wait()
-            self.finals = final_observations(dones, infos, self._of_policy, pairs)
+            self.finals = final_observations(dones, infos, self.normalize_of_policy, pairs)
             self.mark_resets()
             step = self._count_steps() + self.num_envs
             self.check(observations, step)

@@ -6,7 +6,7 @@ To add one, subclass :class:`Recurrent`, or :class:`Gated` for cells that run ov
 """
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import torch as th
@@ -76,29 +76,18 @@ class Identity(Recurrent):
         """There is nothing to initialise."""
 
 
-class Segments(NamedTuple):
+def make_segments(ends: th.Tensor, final_steps: th.Tensor) -> tuple[th.Tensor, int, int]:
     """
-    The rows of some sequences, divided into segments that lie within one episode each. The first B segments begin the
-    sequences.
+    Divide the rows of B sequences into segments that lie within one episode each. The first B segments begin the
+    sequences. A final observation is the last row of its episode's segment.
 
-    The segments are laid side by side, padded to the length of the longest. One call of PyTorch's recurrent modules
-    then runs them all, wherever episodes begin, each from a state of its own. It takes a sixth of the time of packed
-    sequences without padding, for which PyTorch has no single operation on a CPU.
-    """
-
-    places: th.Tensor
-    """where each row is in ``[length, n_segments]``, as position * n_segments + segment, ``[N]``"""
-    length: int
-    n_segments: int
-
-
-def make_segments(ends: th.Tensor, final_steps: th.Tensor) -> Segments:
-    """
-    A final observation is the last row of its episode's segment.
+    Side by side, padded to the length of the longest, the segments are one batch for PyTorch's recurrent modules. On a
+    CPU this takes a sixth of the time of packed sequences, for which PyTorch has no single operation.
 
     :param ends: see :meth:`Recurrent.sequence`
     :param final_steps: see :meth:`Recurrent.sequence`
-    :return: the segments of the (T + 1) * B + F rows
+    :return: where each of the (T + 1) * B + F rows is, as position * n_segments + segment; the length of the longest
+        segment; n_segments
     """
     n_sequences = ends.shape[1]
     starts = np.zeros((len(ends) + 1, n_sequences), np.int64)
@@ -112,7 +101,7 @@ def make_segments(ends: th.Tensor, final_steps: th.Tensor) -> Segments:
     position = np.concatenate((positions.ravel(), positions.ravel()[before] + 1))
     segment = np.concatenate((segments.ravel(), segments.ravel()[before]))
     places = th.from_numpy(position * n_segments + segment).to(ends.device)
-    return Segments(places, int(position.max()) + 1, n_segments)
+    return places, int(position.max()) + 1, n_segments
 
 
 class Gated(Recurrent):

@@ -1,6 +1,6 @@
 """The ring of slots: all columns of the replay buffer together."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch as th
@@ -13,19 +13,7 @@ from sb3_acer.frames import FrameStack
 _STORED_AS = {np.dtype(np.uint16): np.int32, np.dtype(np.uint32): np.int64, np.dtype(np.uint64): np.int64}
 
 
-class Taken(NamedTuple):
-    """B sequences of T steps."""
-
-    steps: dict[str, th.Tensor]
-    """columns of the steps, ``[T, B, ...]``"""
-    observations: dict[str, th.Tensor]
-    """by key, ``[T + 1, B, ...]``"""
-    finals: dict[str, th.Tensor]
-    """observations that followed the truncated steps, by key, ``[F, ...]``"""
-    final_steps: np.ndarray
-    """these steps, as t * B + b, ``[F]``"""
-    states: th.Tensor
-    """recurrent states at the first step, ``[B, W]``"""
+_Rows = dict[str, th.Tensor]  # by names of columns, or by keys of observations
 
 
 class Ring:
@@ -146,30 +134,29 @@ class Ring:
                 self.observations[key].write((row + 1) % self.n_rows, rows, again=True)
         return stored
 
-    def truncate(self, row: int, following: dict[str, np.ndarray], envs: np.ndarray | None = None) -> None:
+    def truncate(self, row: int, following: dict[str, np.ndarray], envs: np.ndarray) -> None:
         """
-        Mark a step as truncated.
+        Mark a step as truncated instead of terminated.
 
         :param row: its row
         :param following: the observations after it, which become final observations, ``[n_envs, ...]``
-        :param envs: the environments, bool, ``[n_envs]``; None for those whose episode goes on
+        :param envs: in which environments, bool, ``[n_envs]``
         """
         terminated, truncated, places = (
             self.steps[name].ring[row] for name in ("terminated", "truncated", "final_place")
         )
-        if envs is None:
-            envs = ~(terminated | truncated)
-        else:
-            terminated ^= envs
+        terminated &= ~envs
         truncated |= envs
         for env in np.flatnonzero(envs):
             places[env] = self.finals.put({key: rows[env] for key, rows in following.items()})
 
-    def take(self, slots: np.ndarray, envs: np.ndarray) -> Taken:
+    def take(self, slots: np.ndarray, envs: np.ndarray) -> tuple[_Rows, _Rows, _Rows, np.ndarray, th.Tensor]:
         """
         :param slots: ``[B]``
         :param envs: ``[B]``
-        :return: the sequences of these slots and environments
+        :return: of the sequences of these slots and environments: the columns of the steps, ``[T, B, ...]``; the
+            observations, ``[T + 1, B, ...]``; those that followed the truncated steps, ``[F, ...]``; these steps, as
+            t * B + b, ``[F]``; and the recurrent states at the first step, ``[B, W]``
         """
         rows = (slots * self.n_steps + np.arange(self.n_steps + 1)[:, np.newaxis]) % self.n_rows
         places = rows * self.n_envs + envs
@@ -178,7 +165,7 @@ class Ring:
         final_places = steps["final_place"].numpy().reshape(-1)
         final_steps = np.flatnonzero(final_places >= 0)
         finals = {key: take(table, final_places[final_steps]) for key, table in self.finals.rows.items()}
-        return Taken(steps, observations, finals, final_steps, take(self.states, slots * self.n_envs + envs, 2))
+        return steps, observations, finals, final_steps, take(self.states, slots * self.n_envs + envs, 2)
 
     def state_dict(self, n_rows: int) -> dict[str, Any]:
         """

@@ -21,7 +21,7 @@ from sb3_acer.frames import find_frame_stack
 from sb3_acer.masks import current_masks, following_masks, has_masks
 from sb3_acer.saving import SavingAlgorithm
 from sb3_acer.sequences import by_key
-from sb3_acer.vec_normalize import kept_if_refused, normalize_of_policy
+from sb3_acer.vec_normalize import kept_if_refused
 
 
 class Generators(NamedTuple):
@@ -57,8 +57,6 @@ class RolloutAlgorithm(SavingAlgorithm):
     """whether actions are valid in the environments' present states, ``[n_envs, P]``; None if all always are"""
     _use_masking = True
     """whether masks are used where the environment has them"""
-    _observes_normalized = False
-    """whether VecNormalize makes the policy's observations itself"""
 
     def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
         """
@@ -90,15 +88,14 @@ class RolloutAlgorithm(SavingAlgorithm):
         assert self.env is not None
         self.policy.flat.require_unchanged(self.policy.optimizer)
         self.replay_buffer.expect_frame_stack(find_frame_stack(self.env))
-        normalize, last = self._vec_normalize_env, getattr(self, "_finite_env", None)
+        last = getattr(self, "_finite_env", None)
         if last is not None and last.venv is self.env and last.has_moved_on():  # an evaluation, say
             self._last_obs = None
         if len(self._states) != self.n_envs:  # loaded with another number of environments
             self._last_obs = None
-        self._observes_normalized = normalize_of_policy(self.env) is not None
         self._finite_env = FiniteVecEnv(self.env, lambda: self.num_timesteps)
         resets = reset_num_timesteps or self._last_obs is None
-        with dead_workers_named(self.env), self._reset_next_after_an_error(), kept_if_refused(normalize):
+        with dead_workers_named(self.env), self._reset_next_after_an_error(), kept_if_refused(self._vec_normalize_env):
             prepared = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
             self._finite_env.mark_resets()
             if resets:
@@ -209,9 +206,8 @@ class RolloutAlgorithm(SavingAlgorithm):
         obs, next_obs = self._last_obs, new_obs
         if normalize is not None:
             reward = normalize.get_original_reward()
-        observed = normalize if self._observes_normalized else None
-        if observed is not None:
-            obs, next_obs = self._last_original_obs, observed.get_original_obs()
+            if self._finite_env.normalize_of_policy is not None:
+                obs, next_obs = self._last_original_obs, normalize.get_original_obs()
         self._last_original_obs = next_obs
         if dones.any():
             next_obs = deepcopy(next_obs)

@@ -93,56 +93,49 @@ def compute_update(
     evaluation = policy.evaluate(batch, settings.n_action_samples, rng)
     average = average_policy.statistics(batch)
     with th.inference_mode():  # no backward pass goes through the rest; recording one takes a tenth of an update
-        return _make_update(policy.family, evaluation, average, batch, settings)
+        family, c = policy.family, settings.correction_term
+        stats, values, q_values = evaluation.stats, evaluation.values, evaluation.q_values
+        ratio, candidate_ratios = family.ratios(stats, batch.behaviour, batch.actions, evaluation.candidates)
 
+        # Targets: Q^ret for the critic, and for the policy where actions are enumerated; else Q^opc.
+        discounts, continues = (~batch.terminated).to(batch.rewards.dtype).mul_(settings.gamma), ~batch.ends
+        steps = (batch.rewards, discounts, evaluation.next_values, q_values)
+        root = family.trace_root if batch.masks is None else family.trace_roots(batch.masks[:-1])
+        traces = retrace_traces(ratio, root)
+        q_ret = off_policy_returns(*steps, traces, continues)
+        returns = q_ret if family.enumerable else off_policy_returns(*steps, th.ones_like(traces), continues)
 
-def _make_update(
-    family: Family, evaluation: Evaluation, average: th.Tensor, batch: SequenceBatch, settings: Settings
-) -> Update:
-    """See :func:`compute_update`."""
-    c = settings.correction_term
-    stats, values, q_values = evaluation.stats, evaluation.values, evaluation.q_values
-    ratio, candidate_ratios = family.ratios(stats, batch.behaviour, batch.actions, evaluation.candidates)
+        # Policy: the gradient of each state's gain with respect to its statistics, within the trust region.
+        advantage = returns - values
+        candidate_advantages = evaluation.candidate_values - values.unsqueeze(-1)
+        factor = truncated_factor(ratio, advantage, c)
+        candidate_factors = correction_factors(evaluation.weights, candidate_ratios, candidate_advantages, c)
+        g = family.gain_gradient(stats, batch.actions, factor, evaluation.candidates, candidate_factors)
+        g = g.add(family.entropy_gradient(stats), alpha=settings.ent_coef)
+        k = family.kl_gradient(average, stats)
+        z = g if settings.delta is None else trust_region(g, k, settings.delta)
 
-    # Targets: Q^ret for the critic, and for the policy where actions are enumerated; else Q^opc.
-    discounts, continues = (~batch.terminated).to(batch.rewards.dtype).mul_(settings.gamma), ~batch.ends
-    steps = (batch.rewards, discounts, evaluation.next_values, q_values)
-    root = family.trace_root if batch.masks is None else family.trace_roots(batch.masks[:-1])
-    traces = retrace_traces(ratio, root)
-    q_ret = off_policy_returns(*steps, traces, continues)
-    returns = q_ret if family.enumerable else off_policy_returns(*steps, th.ones_like(traces), continues)
-
-    # Policy: the gradient of each state's gain with respect to its statistics, within the trust region.
-    advantage = returns - values
-    candidate_advantages = evaluation.candidate_values - values.unsqueeze(-1)
-    factor = truncated_factor(ratio, advantage, c)
-    candidate_factors = correction_factors(evaluation.weights, candidate_ratios, candidate_advantages, c)
-    g = family.gain_gradient(stats, batch.actions, factor, evaluation.candidates, candidate_factors)
-    g = g.add(family.entropy_gradient(stats), alpha=settings.ent_coef)
-    k = family.kl_gradient(average, stats)
-    z = g if settings.delta is None else trust_region(g, k, settings.delta)
-
-    # Critic: Q towards Q^ret, and V towards V^target where the critic has a V of its own.
-    share = batch.weights.to(stats.dtype) / ratio.numel()
-    q_share = settings.q_coef * share
-    gradients = [z * -share.unsqueeze(-1), q_share * critic_gradient(q_values, q_ret)]
-    if not family.enumerable:
-        target = value_target(ratio, q_ret, q_values, values)
-        gradients.append(q_share * critic_gradient(values, target))
-    return Update(
-        gradients=tuple(gradients),
-        batch=batch,
-        evaluation=evaluation,
-        average=average,
-        ratio=ratio,
-        candidate_ratios=candidate_ratios,
-        q_ret=q_ret,
-        advantage=advantage,
-        candidate_advantages=candidate_advantages,
-        g=g,
-        k=k,
-        z=z,
-    )
+        # Critic: Q towards Q^ret, and V towards V^target where the critic has a V of its own.
+        share = batch.weights.to(stats.dtype) / ratio.numel()
+        q_share = settings.q_coef * share
+        gradients = [z * -share.unsqueeze(-1), q_share * critic_gradient(q_values, q_ret)]
+        if not family.enumerable:
+            target = value_target(ratio, q_ret, q_values, values)
+            gradients.append(q_share * critic_gradient(values, target))
+        return Update(
+            gradients=tuple(gradients),
+            batch=batch,
+            evaluation=evaluation,
+            average=average,
+            ratio=ratio,
+            candidate_ratios=candidate_ratios,
+            q_ret=q_ret,
+            advantage=advantage,
+            candidate_advantages=candidate_advantages,
+            g=g,
+            k=k,
+            z=z,
+        )
 
 
 def metrics(family: Family, update: Update, c: float) -> dict[str, float]:
