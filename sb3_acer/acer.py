@@ -588,8 +588,8 @@ class ACER(StableBaselinesInterface):
         self.logger.record("train/ent_coef", self._entropy_weight())
         normalize = self._vec_normalize_env
         if normalize is not None and normalize_of_policy(self.env) is None:
-            normalize = copy(normalize)  # shares its statistics
-            normalize.norm_obs = False
+            normalize = copy(normalize)  # with the same statistics
+            normalize.norm_obs = False  # wrappers around it changed the observations, which are stored normalised
         self._n_rollouts += 1
         logs_now = self._logs_now()
         logged: list[dict[str, float]] = []

@@ -22,7 +22,7 @@ from sb3_acer.sequences import SequenceBatch, by_key, spaces_by_key
 from sb3_acer.storage import read_state, write_state
 
 NumpyObs = np.ndarray | dict[str, np.ndarray]
-_INVALID = "<invalid actions>"  # where the ring has the masks, negated: a part of observations, 0 where all are valid
+_INVALID = "<invalid actions>"  # the ring's key of the negated masks: rows of 0 have no invalid action
 SelfBuffer = TypeVar("SelfBuffer", bound="SequenceReplayBuffer")
 
 

@@ -44,7 +44,7 @@ class Column:
         """
         :param row: of the ring
         :param values: ``[n_envs, ...]``, or one number for all of it
-        :param again: whether the row is going to be written again, see :class:`FrameColumn`
+        :param again: whether the row will be written again, and is not the one before the next row
         """
         is_array = isinstance(self.ring, np.ndarray)
         self.ring[row] = values if is_array else th.from_numpy(np.asarray(values, self.dtype))
@@ -185,7 +185,7 @@ class FrameColumn:
         """
         :param row: of the ring
         :param rows: ``[n_envs, ...]``
-        :param again: whether the row is going to be written again
+        :param again: whether the row will be written again, and is not the one before the next row
         """
         stack, continues = self.stack, self._continues(rows)
         frames = stack.split(rows)

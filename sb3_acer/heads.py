@@ -162,13 +162,13 @@ class DuelingHead(nn.Module):
         noise = th.from_numpy(self.family.noise(rng, n_rows, 2 * n_samples)).to(stats.device)
         sampled = self.family.sample(stats[:n_rows], noise.transpose(0, 1))
         candidates, others = sampled[:n_samples], sampled[n_samples:]
+        # In this order: the samples of the mean, the action taken, and the candidates, whose Q~ are constants.
         encoded = self.family.encode(th.cat((others, actions.unsqueeze(0), candidates))).to(outputs.dtype)
         hidden = activation.overwriting(F.linear(encoded, self.action.weight).add_(outputs[:n_rows, 1:]))
         advantages = (hidden @ self.advantage.weight[0]).t()
         values = self.values(outputs, stats)
         q_values = dueling(values[:n_rows], advantages[:, n_samples:], advantages[:, :n_samples])
 
-        # The correction takes Q~ of the candidates as constants.
         def backward(q_gradient: th.Tensor, value_gradient: th.Tensor | None) -> th.Tensor:
             q_gradient, n_learnt = q_gradient.flatten(), n_samples + 1
             advantage_gradient = th.cat(((q_gradient / -n_samples).expand(n_samples, -1), q_gradient.unsqueeze(0)))

@@ -345,22 +345,23 @@ class ACERPolicy(PredictionInterface):
         return {name: values[name] for name in inspect.signature(ACERPolicy).parameters}
 
     def extract_features(self, obs: PyTorchObs, features_extractor: BaseFeaturesExtractor | None = None) -> th.Tensor:
-        features: th.Tensor
         features_extractor = self.features_extractor if features_extractor is None else features_extractor
-        if self._is_vector and isinstance(obs, th.Tensor):  # SB3's preprocessing would change nothing else
-            features = features_extractor(obs.to(self._dtype))
-            return features
-        if not self._is_image or not isinstance(obs, th.Tensor):
-            preprocessed = preprocess_obs(obs, self.observation_space, normalize_images=self.normalize_images)
-            features = features_extractor(map_observations(lambda part: part.to(self._dtype), preprocessed))
-            return features
-        fast = _has_bfloat16(obs.device.type) if self.use_bfloat16 == "auto" else self.use_bfloat16
-        images = obs.to(th.bfloat16 if fast else th.float32).contiguous(memory_format=th.channels_last)
+        if self._is_image and isinstance(obs, th.Tensor):
+            return self._image_features(obs, features_extractor)
+        if not self._is_vector or not isinstance(obs, th.Tensor):  # of a vector it would change the type alone
+            obs = preprocess_obs(obs, self.observation_space, normalize_images=self.normalize_images)
+        features: th.Tensor = features_extractor(map_observations(lambda part: part.to(self._dtype), obs))
+        return features
+
+    def _image_features(self, images: th.Tensor, cnn: BaseFeaturesExtractor) -> th.Tensor:
+        fast = _has_bfloat16(images.device.type) if self.use_bfloat16 == "auto" else self.use_bfloat16
+        fast = fast and self._dtype is th.float32
+        images = images.to(th.bfloat16 if fast else self._dtype).contiguous(memory_format=th.channels_last)
         if self.normalize_images:
             images = images / 255  # not in place: the caller may own the images
-        with th.autocast(obs.device.type, th.bfloat16, enabled=fast):
-            features = features_extractor(images)
-        return features.float()
+        with th.autocast(images.device.type, th.bfloat16, enabled=fast):
+            features: th.Tensor = cnn(images)
+        return features.to(self._dtype)
 
     def _features(self, observations: PyTorchObs) -> tuple[th.Tensor, th.Tensor]:
         """Those of the policy and those of the critic."""

@@ -1,5 +1,6 @@
 """The ring of slots: all columns of the replay buffer together."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,7 @@ class Ring:
     ) -> None:
         self.n_steps, self.n_envs = n_steps, len(action)
         n_frames = max((stack.n_frames for stack in stacks.values()), default=1)
-        self.n_slots = n_slots + 1 - (-n_frames // n_steps)
+        self.n_slots = n_slots + 1 + math.ceil(n_frames / n_steps)  # n_frames - 1 older frames, and the row after
         self.n_rows = self.n_slots * n_steps
         self._stacks, self._strict, self._device = stacks, strict, device
         of_steps: dict[str, tuple[tuple[int, ...], Any, int]] = {

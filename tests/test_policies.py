@@ -996,3 +996,16 @@ def test_a_copy_of_a_policy_has_parameters_of_its_own(recurrence: dict[str, Any]
     policy = make(**recurrence)
     copied = deepcopy(policy)
     assert not set(copied.parameters()) & set(policy.parameters())
+
+
+def test_a_forward_method_of_a_modules_own_is_called() -> None:
+    policy = make(VECTOR, spaces.Discrete(2))
+    usual = policy.pi_head.forward
+    policy.pi_head.forward = lambda features: usual(features) + th.tensor([100.0, 0.0])  # type: ignore[assignment, method-assign]
+    assert (policy.predict(np.stack([VECTOR.sample()] * 50))[0] == 0).all()
+
+
+def test_a_policy_for_images_may_be_of_float64() -> None:
+    policy = make(IMAGE).double()
+    evaluation = evaluate(policy, sequences(policy))
+    assert evaluation.stats.dtype == evaluation.q_values.dtype == th.float64
