@@ -1,6 +1,7 @@
 """Saving and loading: agents, their parameters and replay buffers, in files that are never half written."""
 
 from collections.abc import Iterable
+from contextlib import suppress
 from copy import deepcopy
 from typing import Any
 
@@ -39,7 +40,8 @@ class SavingAlgorithm(OffPolicyAlgorithm):
         own = self.policy_kwargs
         try:
             # A copy: parameters of a module in it are views of one vector, which pickle would write once for each.
-            self.policy_kwargs = deepcopy(own)
+            with suppress(Exception):  # what cannot be copied may still be pickled
+                self.policy_kwargs = deepcopy(own)
             with replacing(path, "zip") as file:
                 super().save(file, exclude, include)
         finally:
