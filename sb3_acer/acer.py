@@ -514,7 +514,7 @@ class ACER(StableBaselinesInterface):
         n_steps = self.replay_buffer.n_steps
         require(self.n_steps == n_steps, "n_steps", f"{n_steps}, as when the agent was made", self.n_steps)
         train_freq = cast(Any, self.train_freq)
-        rule = f"left as n_steps={n_steps} decides it"
+        rule = f"left alone, since rollouts have n_steps={n_steps} steps"
         require(train_freq == TrainFreq(n_steps, TrainFrequencyUnit.STEP), "train_freq", rule, train_freq)
         total_timesteps = check_whole("total_timesteps", total_timesteps)
         check_callback("callback", callback)

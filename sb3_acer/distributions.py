@@ -36,7 +36,7 @@ Ratios of actions that pi may take are at least e^-87, the smallest normal numbe
 roots, are at least e^(-87/d): 0.01 for 20 components, but 0.4 for 100.
 """
 WIDEST_BOX = 1e4
-"""Bounds of a Box further apart than this are taken for no bounds at all: scaled by them, all actions look alike."""
+"""Actions of a Box are not scaled by bounds farther apart than this: all would look alike to the critic."""
 
 
 class Family(ABC):
@@ -190,8 +190,8 @@ class Family(ABC):
 
     def kl_gradient(self, stats: th.Tensor, other: th.Tensor) -> th.Tensor:
         """
-        Gradient of KL(stats || other) with respect to ``other``; 0 for entries that cannot move and would take part in
-        the trust region of others.
+        Gradient of KL(stats || other) with respect to ``other``. It is 0 for an outcome that is certain beside other
+        factors: it cannot move, and would only change the trust region of the others.
 
         :param stats: ``[..., P]``
         :param other: ``[..., P]``
@@ -284,7 +284,7 @@ class Family(ABC):
         """
         :param actions: ``[..., D]``
         :return: the actions as input of a network, ``[..., n_features]``: one-hot or multi-hot, or a vector as
-            the environment gets it, with components that have two bounds (:data:`WIDEST_BOX`) scaled to [-1, 1]
+            the environment gets it, scaled to [-1, 1] where two bounds are at most :data:`WIDEST_BOX` apart
         """
 
     @abstractmethod
@@ -422,7 +422,6 @@ class Categorical(Family):
         return (stats * ((stats + EPSILON).log() - (other + EPSILON).log())).sum(-1)
 
     def kl_gradient(self, stats: th.Tensor, other: th.Tensor) -> th.Tensor:
-        # A certain outcome cannot move, so it has no part in the trust region of the other factors.
         return -stats / (other + EPSILON) * (other < 1)
 
     def entropy_gradient(self, stats: th.Tensor) -> th.Tensor:

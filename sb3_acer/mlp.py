@@ -250,9 +250,9 @@ def _flatten(modules: Iterable[nn.Module]) -> Iterator[nn.Module]:
 def _find_layers(modules: Iterable[nn.Module]) -> list[Layer] | None:
     layers: list[Layer] = []
     for module in modules:
-        weight = module._parameters.get("weight")
-        if "forward" in vars(module):  # one of this module's own
+        if "forward" in vars(module):  # somebody has assigned another one
             return None
+        weight = module._parameters.get("weight")
         if type(module) is nn.Linear and weight is not None:
             layers.append(Layer(weight, module._parameters.get("bias"), None))
         elif type(module) in ACTIVATIONS and layers and layers[-1].activation is None:

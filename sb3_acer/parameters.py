@@ -302,7 +302,7 @@ class FlatParameters:
         return [buffer for buffer in found if buffer is not None]
 
     def _buffer_names(self) -> list[tuple[nn.Module, str]]:
-        """Walking through the modules to find them takes as long as a layer does."""
+        """Modules and the names of their buffers, kept since walking through the modules takes as long as a layer."""
         if self._owners is None:
             self._owners = [(owner, name) for owner in self._module.modules() for name in owner._buffers]
         return self._owners

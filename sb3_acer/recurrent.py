@@ -95,9 +95,8 @@ def make_segments(ends: th.Tensor, final_steps: th.Tensor) -> tuple[th.Tensor, i
     times = np.arange(len(starts))[:, np.newaxis]
     positions = times - np.maximum.accumulate(times * starts)
     n_segments = n_sequences + int(starts.sum())
-    later = (
-        starts.T.cumsum().reshape(n_sequences, -1).T + n_sequences - 1
-    )  # segments after the first B, numbered sequence by sequence
+    # Segments after the first B, numbered sequence by sequence.
+    later = starts.T.cumsum().reshape(n_sequences, -1).T + n_sequences - 1
     segments = np.where(positions == times, np.arange(n_sequences), later)
     before = final_steps.cpu().numpy()
     position = np.concatenate((positions.ravel(), positions.ravel()[before] + 1))

@@ -12,8 +12,6 @@ from sb3_acer.frames import FrameStack
 
 # torch can hardly index these
 _STORED_AS = {np.dtype(np.uint16): np.int32, np.dtype(np.uint32): np.int64, np.dtype(np.uint64): np.int64}
-
-
 _Rows = dict[str, th.Tensor]  # by names of columns, or by keys of observations
 
 
@@ -24,8 +22,8 @@ class Ring:
 
     Observations are dicts here; those of a space that is not a Dict have the key "".
 
-    :param n_slots: slots that can be sampled. The ring has further ones, which are not: the one that is written, and
-        after it those that take the row after the written slot and keep the frames before the oldest sampled slot.
+    :param n_slots: slots that can be sampled. The ring also has the slot that is written, and room for the row after
+        it and for the frames before the oldest slot that can be sampled.
     :param n_steps: rows of a slot (T)
     :param observation_spaces: by keys
     :param stacks: how observations are made of frames, by keys; those without one are stored as they are

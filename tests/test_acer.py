@@ -331,7 +331,7 @@ def test_a_run_is_logged_when_it_ends() -> None:
 def test_another_train_freq_is_refused(train_freq: TrainFreq) -> None:
     model = small(n_steps=5)
     model.train_freq = train_freq  # type: ignore[assignment]
-    with pytest.raises(ValueError, match=r"train_freq must be left as n_steps=5 decides it, got TrainFreq"):
+    with pytest.raises(ValueError, match="train_freq must be left alone, since rollouts have n_steps=5 steps, got"):
         model.learn(10)
 
 

@@ -127,8 +127,9 @@ class StableBaselinesInterface(ResumableAlgorithm):
                 return found
             return type(found)(part[0] for part in found) if isinstance(found, (list, tuple)) else found[0]
         shape = self.action_space.shape or ()
-        if actions.size == math.prod(shape) * (len(actions) if actions.size > math.prod(shape) else 1):
-            actions = actions.reshape(-1, *shape)
+        n_given = len(actions) if actions.size > math.prod(shape) else 1
+        if actions.size == n_given * math.prod(shape):
+            actions = actions.reshape(n_given, *shape)
         taken = th.from_numpy(family.from_env(actions)).to(self.device)
         if len(taken) not in (1, len(stats)):
             raise ValueError(f"actions must be one, or as many as observations, {len(stats)}, got {len(taken)}")

@@ -164,7 +164,7 @@ def test_actions_of_another_space_or_number_are_an_error(name: str, actions: np.
 
 
 @every_action
-def test_actions_are_of_any_shape_and_one_stands_for_all(space: spaces.Space[Any]) -> None:
+def test_axes_of_length_1_do_not_matter_and_one_action_stands_for_all(space: spaces.Space[Any]) -> None:
     model = make(space)
     actions, _ = model.predict(OBSERVATIONS)
     found = model.action_probability(OBSERVATIONS, actions=actions, logp=True)
