@@ -42,7 +42,7 @@ def has_checkpoints(folder: Path) -> bool:
     :param folder: folder of checkpoints
     :return: whether there is one, whole or not
     """
-    return any((path / _MANIFEST).exists() for path in _all_checkpoints(folder))
+    return any(map(is_checkpoint, _all_checkpoints(folder)))
 
 
 def find_checkpoint(folder: str | Path) -> Checkpoint | None:
@@ -54,17 +54,22 @@ def find_checkpoint(folder: str | Path) -> Checkpoint | None:
     return next((checkpoint for checkpoint in found if checkpoint is not None), None)
 
 
+def is_checkpoint(path: Path) -> bool:
+    """
+    :return: whether this is the folder of one checkpoint, whole or not
+    """
+    return (path / _MANIFEST).exists()
+
+
 def find_undamaged(folder: str | Path) -> Checkpoint | None:
     """
-    :param folder: folder of checkpoints
+    :param folder: folder of checkpoints, or of a single one
     :return: the newest one whose files are as they were written, None if there is none at all; a warning names newer
         files that are not
     :raises ValueError: if all are damaged, or if another version of this package wrote the newest one
     """
     damaged: list[str] = []
-    for path in reversed(_all_checkpoints(Path(folder))):
-        if not (path / _MANIFEST).exists():  # it is not ours
-            continue
+    for path in filter(is_checkpoint, reversed([Path(folder), *_all_checkpoints(Path(folder))])):
         manifest = _read_manifest(path)
         if manifest is None:
             damaged.append(str(path / _MANIFEST))

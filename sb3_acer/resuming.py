@@ -26,9 +26,9 @@ from sb3_acer import distributed
 from sb3_acer.arguments import comparable_arguments, is_plain
 from sb3_acer.checkpoint import (
     Checkpoint,
-    checkpoint_at,
     find_checkpoint,
     find_undamaged,
+    is_checkpoint,
     locked,
     new_checkpoint,
     require_same_run,
@@ -155,7 +155,7 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         :raises ValueError: if there is no checkpoint, or a file of it is damaged
         """
         _require_folder("folder", "the path of a folder", folder)
-        found = find_undamaged(folder) or checkpoint_at(Path(folder))
+        found = find_undamaged(folder)
         if found is None:
             raise ValueError(f"folder must have a checkpoint, got {str(folder)!r}")
         require(env is not None, "env", "made and wrapped as that of the saved training", env)
@@ -239,6 +239,8 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         """See :meth:`ACER.learn`."""
         if checkpoint is not None:
             _require_folder("checkpoint", "the path of a folder, or None", checkpoint)
+            is_single = is_checkpoint(Path(checkpoint))
+            require(not is_single, "checkpoint", "a folder of checkpoints, not one of them", str(checkpoint))
         found, folder = None, None if checkpoint is None else Path(checkpoint).absolute()
         writing = nullcontext() if folder is None or distributed.rank() else locked(folder)
         with ExitStack() as stack:

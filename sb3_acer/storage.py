@@ -111,18 +111,15 @@ def opened(path: FilePath, suffix: str, name: str = "path") -> Iterator[io.Buffe
     :return: the file, open to be read; one that was open already stays open
     """
     _require_path(path, name)
-    found = path
-    if isinstance(path, (str, pathlib.Path)):
-        found = pathlib.Path(path)
-        if found.is_dir():  # beside the file, as in rl-zoo's runs
-            found = pathlib.Path(f"{found}.{suffix}")
-    has_suffix = isinstance(found, pathlib.Path) and found.suffix == f".{suffix}"
-    file = open_path(found, "r", suffix=None if has_suffix else suffix)
-    try:
+    if not isinstance(path, (str, pathlib.Path)):
+        yield open_path(path, "r")
+        return
+    found = pathlib.Path(path)
+    # A folder may be beside the file, as in rl-zoo's runs.
+    if found.is_dir() or (not found.exists() and found.suffix != f".{suffix}"):
+        found = pathlib.Path(f"{found}.{suffix}")
+    with found.open("rb") as file:
         yield file
-    finally:
-        if file is not path:
-            file.close()
 
 
 @contextmanager

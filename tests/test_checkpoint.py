@@ -86,8 +86,9 @@ def test_a_folder_of_damaged_checkpoints_is_not_taken_for_an_empty_one(damage: s
         changed.mkdir()
     elif damage != "a missing file":
         changed.write_bytes(content[: len(content) // 2])
-    with pytest.raises(ValueError, match=f"{changed} could not be loaded: it has changed since it was written"):
-        checkpoint.find_undamaged(tmp_path)
+    for folder in (tmp_path, path):
+        with pytest.raises(ValueError, match=f"{changed} could not be loaded: it has changed since it was written"):
+            checkpoint.find_undamaged(folder)
     if damage != "half a manifest":
         with pytest.raises(ValueError, match="for one run alone"):
             write(tmp_path, 20, run="b")

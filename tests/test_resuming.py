@@ -2,6 +2,7 @@
 
 import gc
 import random
+import re
 import shutil
 import time
 import warnings
@@ -359,6 +360,11 @@ def test_a_checkpoint_is_also_found_by_its_own_folder(tmp_path: Path) -> None:
     model.learn(96, reset_num_timesteps=False).save_checkpoint(tmp_path)
     assert make_model(older).num_timesteps == 96
     assert make_model(tmp_path).num_timesteps == 192
+    files = sorted(older.iterdir())
+    rule = re.escape(f"checkpoint must be a folder of checkpoints, not one of them, got '{older}'")
+    with pytest.raises(ValueError, match=rule):
+        make_model().learn(96, checkpoint=older)
+    assert sorted(older.iterdir()) == files
 
 
 def test_a_copied_folder_continues(tmp_path: Path) -> None:

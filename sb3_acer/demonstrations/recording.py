@@ -16,12 +16,13 @@ More arrays are not part of stable-baselines' format and may be missing:
 """
 
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from inspect import signature
 from itertools import count
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
@@ -40,19 +41,6 @@ from sb3_acer.vec_normalize import final_observations, normalize_of_policy, reco
 KEYS = ("actions", "obs", "rewards", "episode_returns", "episode_starts")
 END_KEYS = ("truncated", "final_obs")
 MASK_KEYS = ("action_masks", "final_action_masks")
-
-
-class _Step(NamedTuple):
-    observation: Any
-    action: Any
-    reward: float
-    ends: bool
-    truncated: bool
-    final_observation: Any
-    """None, if the episode continues"""
-    masks: Any
-    """None, if the environment has none"""
-    final_masks: Any
 
 
 def generate_expert_traj(
@@ -93,18 +81,17 @@ def generate_expert_traj(
     keep: Callable[[Any], Any] = np.array
     if save_path is not None and is_image_space(env.observation_space, check_channels=True):
         keep = _image_writer(Path(save_path).parent, Path(image_folder))
-    steps: list[_Step] = []
-    n_ended = 0
+    columns: dict[str, list[Any]] = defaultdict(list)
     try:
         for step in _play(model, env, keep):
-            steps.append(step)
-            n_ended += step.ends
-            if n_ended == n_episodes:
+            for key, value in step.items():
+                columns[key].append(value)
+            if len(columns["final_obs"]) == n_episodes:
                 break
     finally:
         if isinstance(model, BaseAlgorithm) and _is_in(env, model.get_env()):
             model._last_obs = None  # the environment has moved on: the agent's next rollout has to reset it
-    arrays = _arrays(steps)
+    arrays = _arrays(columns)
     if save_path is not None:
         name = str(save_path)
         with replacing(name if name.endswith(".npz") else f"{name}.npz", "npz") as file:
@@ -119,8 +106,10 @@ def _is_in(env: GymEnv, venv: VecEnv | None) -> bool:
     return env.unwrapped in (venv.unwrapped, *(each.unwrapped for each in getattr(venv.unwrapped, "envs", [])))
 
 
-def _play(model: BaseAlgorithm | Callable[[Any], Any], env: GymEnv, keep: Callable[[Any], Any]) -> Iterator[_Step]:
-    """The steps of the first environment, without end."""
+def _play(
+    model: BaseAlgorithm | Callable[[Any], Any], env: GymEnv, keep: Callable[[Any], Any]
+) -> Iterator[dict[str, Any]]:
+    """The steps of the first environment, without end: their rows of the arrays, and whether they end an episode."""
     venv = env if isinstance(env, VecEnv) else DummyVecEnv([lambda: env])
     if venv.num_envs > 1:
         warnings.warn(f"only the first of {venv.num_envs} environments is recorded", stacklevel=3)
@@ -145,43 +134,29 @@ def _play(model: BaseAlgorithm | Callable[[Any], Any], env: GymEnv, keep: Callab
             require(actions.shape == shape, "model", rule, actions)
         with recording(observed) as pairs:
             observations, rewards, starts, infos = venv.step(actions)
-        ends, final = bool(starts[0]), None
-        if ends:
+        reward = (rewards if normalize is None else normalize.get_original_reward())[0]
+        step: dict[str, Any] = {"obs": observation, "actions": np.array(actions[0]), "rewards": float(reward)}
+        step["ends"] = bool(starts[0])
+        if masks is not None:
+            step["action_masks"] = masks[0]
+        if starts[0]:
             finals = final_observations(starts, infos, observed, pairs)
             require(0 in finals, "env", "one whose infos have terminal_observation where an episode ends", infos[0])
-            final = keep(finals[0])
-        reward = (rewards if normalize is None else normalize.get_original_reward())[0]
-        truncated = ends and infos[0].get("TimeLimit.truncated", False)
-        step = _Step(observation, np.array(actions[0]), float(reward), ends, truncated, final, None, None)
-        if masks is not None:
-            known = np.asarray(infos[0].get(KEY, True), bool)
-            step = step._replace(masks=masks[0], final_masks=np.broadcast_to(known, masks[0].shape))
+            step |= {"final_obs": keep(finals[0]), "truncated": infos[0].get("TimeLimit.truncated", False)}
+            if masks is not None:
+                known = np.asarray(infos[0].get(KEY, True), bool)
+                step["final_action_masks"] = np.broadcast_to(known, masks[0].shape)
         yield step
 
 
-def _arrays(steps: list[_Step]) -> dict[str, np.ndarray]:
-    lasts = [step for step in steps if step.ends]
-    starts = np.roll([step.ends for step in steps], 1)
-    rewards = np.array([step.reward for step in steps])
-    columns = {
-        "actions": [step.action for step in steps],
-        "obs": [step.observation for step in steps],
-        "final_obs": [step.final_observation for step in lasts],
-    }
-    if steps[0].masks is not None:
-        columns["action_masks"] = [step.masks for step in steps]
-        columns["final_action_masks"] = [step.final_masks for step in lasts]
+def _arrays(columns: dict[str, list[Any]]) -> dict[str, np.ndarray]:
     arrays = {key: np.array(rows) for key, rows in columns.items()}
-    for key, array in arrays.items():
-        if array.ndim == 1 and array.dtype.kind != "U":
-            arrays[key] = array[:, np.newaxis]  # stable-baselines' arrays of numbers have a second axis
-    return {
-        **arrays,
-        "rewards": rewards,
-        "episode_returns": np.add.reduceat(rewards, np.flatnonzero(starts)),
-        "episode_starts": starts,
-        "truncated": np.array([step.truncated for step in lasts]),
-    }
+    for key in ("actions", "obs", "final_obs"):
+        if arrays[key].ndim == 1 and arrays[key].dtype.kind != "U":
+            arrays[key] = arrays[key][:, np.newaxis]  # stable-baselines' arrays of numbers have a second axis
+    starts = np.roll(arrays.pop("ends"), 1)
+    returns = np.add.reduceat(arrays["rewards"], np.flatnonzero(starts))
+    return {**arrays, "episode_returns": returns, "episode_starts": starts}
 
 
 def require_no_dict(space: spaces.Space[Any]) -> None:

@@ -328,24 +328,20 @@ def set_parameters(policy: ACERPolicy, network: Network) -> None:
         if isinstance(module, (nn.Conv2d, nn.Linear))
     ]
     for module, layer in zip(modules, old, strict=True):
-        _set(module.weight, np.moveaxis(layer.weight, (-1, -2), (0, 1)))
-        assert module.bias is not None
-        _set(module.bias, layer.bias)
+        _load(module, {"weight": np.moveaxis(layer.weight, (-1, -2), (0, 1)), "bias": layer.bias})
     if network.lstm:
-        policy.pi_recurrent.load_state_dict({name: th.from_numpy(array) for name, array in _lstm_state(network.lstm)})
+        _load(policy.pi_recurrent, dict(_lstm_state(network.lstm)))
 
 
-def _set(parameter: th.Tensor, array: np.ndarray) -> None:
-    assert parameter.shape == array.shape
-    with th.no_grad():
-        parameter.copy_(th.from_numpy(array.copy()))
+def _load(module: nn.Module, arrays: dict[str, np.ndarray]) -> None:
+    module.load_state_dict({name: th.from_numpy(array.copy()) for name, array in arrays.items()})
 
 
 def _lstm_state(lstm: dict[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
     def gates(array: np.ndarray) -> np.ndarray:
         """Reorder the gates from stable-baselines' i, f, o, g to PyTorch's i, f, g, o."""
         i, f, o, g = np.split(array, 4, -1)
-        return np.concatenate((i, f, g, o), -1).T.copy()
+        return np.concatenate((i, f, g, o), -1).T
 
     if "gx" in lstm:
         yield "layers.0.input.weight", gates(lstm["wx"])
@@ -354,8 +350,8 @@ def _lstm_state(lstm: dict[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]
         yield "layers.0.input_norm.bias", gates(lstm["bx"] + lstm["b"])
         yield "layers.0.hidden_norm.weight", gates(lstm["gh"])
         yield "layers.0.hidden_norm.bias", gates(lstm["bh"])
-        yield "layers.0.cell_norm.weight", lstm["gc"].copy()
-        yield "layers.0.cell_norm.bias", lstm["bc"].copy()
+        yield "layers.0.cell_norm.weight", lstm["gc"]
+        yield "layers.0.cell_norm.bias", lstm["bc"]
     else:
         yield "lstm.weight_ih_l0", gates(lstm["wx"])
         yield "lstm.weight_hh_l0", gates(lstm["wh"])

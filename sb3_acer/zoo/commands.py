@@ -67,7 +67,7 @@ def runs_with(files: str, folder: Path, env_name: str) -> list[int]:
     :param folder: of the algorithm
     :return: the numbers of the environment's runs that have such a file, the newest first
     """
-    endings = {path.parent.name.rpartition("_")[2] for path in folder.glob(f"{env_name}_*/{files}")}
+    endings = {path.parent.name.removeprefix(f"{env_name}_") for path in folder.glob(f"{env_name}_*/{files}")}
     return sorted((int(ending) for ending in endings if ending.isdigit()), reverse=True)
 
 
@@ -426,7 +426,7 @@ def all_plots(arguments: list[str]) -> None:
 
     runs, given = runs_to_plot("all-plots", arguments, "evaluations.npz")
     shown = given.max_timesteps
-    read = [read_of("all-plots", run / "evaluations.npz", np.load) for run in runs]
+    read = [read_of("all-plots", run / "evaluations.npz", lambda path: dict(np.load(path))) for run in runs]
     first = max((int(each["timesteps"][0]) for each in read), default=0)
     if shown < first:
         sys.exit(f"sb3-acer all-plots: --max-timesteps must be at least {first}, the first evaluation, got {shown}")

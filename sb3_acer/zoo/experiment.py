@@ -158,7 +158,7 @@ class Experiment(ExperimentManager):
             require(self.trial_id >= 0, "--trial-id", "the number of a trial", self.trial_id)
             path = self.storage.removeprefix("sqlite:///")
             is_file = path != self.storage or path.endswith(".log")
-            is_there = Path(path).is_file() if is_file else bool(open_storage(self.storage))
+            is_there = Path(path.partition("?")[0]).is_file() if is_file else bool(open_storage(self.storage))
             require(is_there, "--storage", "the file of a study", self.storage)
             self.trial_id = TrialNumber(self.trial_id)
         if self.resumed is not None:

@@ -167,10 +167,25 @@ def test_a_damaged_file_of_a_run_is_one_line_that_names_it(tmp_path: Path) -> No
     run = tmp_path / "acer" / "CartPole-v1_1"
     run.mkdir(parents=True)
     (run / "0.monitor.csv").touch()
-    (run / "evaluations.npz").write_bytes(b"PK")
-    for name, path in (("plot-train", run), ("all-plots", run / "evaluations.npz")):
-        with pytest.raises(SystemExit, match=re.escape(f"sb3-acer {name}: {path} must be whole, got ")):
-            commands.main([name, "-f", str(tmp_path)])
+    evaluations = run / "evaluations.npz"
+    evaluations.write_bytes(b"PK")
+    with pytest.raises(SystemExit, match=re.escape(f"sb3-acer plot-train: {run} must be whole, got ")):
+        commands.main(["plot-train", "-f", str(tmp_path)])
+    np.savez(evaluations, timesteps=np.arange(10))
+    content = bytearray(evaluations.read_bytes())
+    content[len(content) // 2] ^= 1  # in the array
+    for damaged in (b"PK", content):
+        evaluations.write_bytes(damaged)
+        with pytest.raises(SystemExit, match=re.escape(f"sb3-acer all-plots: {evaluations} must be whole, got ")):
+            commands.main(["all-plots", "-f", str(tmp_path)])
+
+
+def test_runs_of_an_environment_whose_name_begins_alike_are_not_counted(tmp_path: Path) -> None:
+    for run in ("Maze_1", "Maze_3", "Maze_Big_7", "Maze_2"):
+        (tmp_path / run).mkdir()
+        (tmp_path / run / "agent.zip").touch()
+    assert commands.runs_with("*.zip", tmp_path, "Maze") == [3, 2, 1]
+    assert commands.runs_with("*.zip", tmp_path, "Maze_Big") == [7]
 
 
 @pytest.mark.parametrize("name", ["enjoy", "record-video", "record-training"])

@@ -665,6 +665,10 @@ def test_a_trial_that_does_not_exist_is_one_line(shell: Path) -> None:
     study = ("--study-name", "mine", "--storage", "mine.log")
     with pytest.raises(SystemExit, match=r"--trial-id must be the number of a trial of study 'mine' in .*, got 7"):
         commands.main(["train", *study, "--trial-id", "7"])
+    optuna.create_study(storage="sqlite:///mine.db?timeout=30", study_name="mine")
+    study = ("--study-name", "mine", "--storage", "sqlite:///mine.db?timeout=30")
+    with pytest.raises(SystemExit, match=r"--trial-id must be the number of a trial of study 'mine' in .*, got 7"):
+        commands.main(["train", *study, "--trial-id", "7"])
     with pytest.raises(SystemExit, match="--trial-id must be the number of a trial, got -1"):
         commands.main(["train", *study, "--trial-id", "-1"])
 
