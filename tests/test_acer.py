@@ -459,6 +459,19 @@ def test_a_reset_from_outside_truncates_the_episode_under_way() -> None:
     np.testing.assert_array_equal(batch.observations[3, 0].numpy(), [0, 8])
 
 
+def test_a_rollout_that_ends_where_a_callback_stops_is_one_for_callbacks_too() -> None:
+    class Counts(StopAt):
+        n_rollouts = 0
+
+        def _on_rollout_end(self) -> None:
+            self.n_rollouts += 1
+
+    for step in (10, 12):  # at the end of the second rollout, and after it
+        callback = Counts(step)
+        small(n_steps=5, replay_ratio=0).learn(100, callback)
+        assert callback.n_rollouts == 2
+
+
 # What is kept
 
 

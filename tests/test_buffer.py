@@ -42,6 +42,7 @@ SPACES: dict[str, spaces.Space[Any]] = {
     "image": IMAGE,
     "uint16": spaces.Box(0, 2**16 - 1, (2, 2), np.uint16),
     "uint32": spaces.Box(0, 2**32 - 1, (2,), np.uint32),
+    "uint64": spaces.Box(0, 2**40, (2,), np.uint64),
     "discrete": spaces.Discrete(1000, start=-3),
     "multi_discrete": spaces.MultiDiscrete([3, 500]),
     "multi_binary": spaces.MultiBinary(9),

@@ -245,3 +245,12 @@ def test_mutated_checkpoints_load_or_raise_one_error_that_names_them(n: int, tmp
         assert used() < 2**30
     assert not wrong
     assert 0 < n_loaded < n * 0.9
+
+
+def test_a_change_at_the_beginning_of_a_large_file_is_found(tmp_path: Path) -> None:
+    with new_checkpoint(tmp_path, {"run": "a", "num_timesteps": 10}, 2) as files:
+        (files / "first").write_bytes(bytes(2**20 + 1))  # read in two parts
+    path = tmp_path / "checkpoint_1_10_steps" / "first"
+    path.write_bytes(b"x" + bytes(2**20))
+    with pytest.raises(ValueError, match=f"{path} could not be loaded: it has changed since it was written"):
+        checkpoint.find_undamaged(tmp_path)

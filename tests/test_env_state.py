@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from gymnasium.utils import EzPickle
 from stable_baselines3.common.env_util import make_atari_env, make_vec_env
+from stable_baselines3.common.envs import SimpleMultiObsEnv
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecFrameStack, VecMonitor, VecNormalize
 
 from sb3_acer import ACER
@@ -285,3 +286,48 @@ def test_the_state_of_environments_of_one_process_and_of_several() -> None:
     with pytest.raises(EnvStateError, match="the environments were in one process, and now each has its own"):
         set_env_state(several, get_env_state(other))
     several.close()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"norm_obs": False},
+        {"norm_obs_keys": ["vec"]},
+        {"norm_reward": False},
+        {"clip_obs": 5.0},
+        {"clip_reward": 5.0},
+        {"gamma": 0.5},
+        {"epsilon": 1e-4},
+    ],
+)
+def test_every_setting_of_vec_normalize_is_compared(given: dict[str, Any]) -> None:
+    def make(**kwargs: Any) -> VecNormalize:
+        env: Any = SimpleMultiObsEnv if "norm_obs_keys" in given else Recall
+        return VecNormalize(make_vec_env(env, 1), **kwargs)
+
+    state = get_env_state(make())
+    set_env_state(make(), state)
+    with pytest.raises(ValueError, match=f"env must be wrapped in VecNormalize with {next(iter(given))}="):
+        set_env_state(make(**given), state)
+
+
+def test_another_number_of_environments_gets_the_statistics_of_dict_observations_too() -> None:
+    first, second = (VecNormalize(make_vec_env(SimpleMultiObsEnv, n), norm_obs_keys=["vec"]) for n in (3, 2))
+    first.reset()
+    played(first, 20, 0)
+    with pytest.raises(EnvStateError, match="there were 3 environments, and now there are 2"):
+        set_env_state(second, get_env_state(first))
+    for key, statistics in first.obs_rms.items():
+        np.testing.assert_array_equal(second.obs_rms[key].mean, statistics.mean)
+
+
+def test_an_environment_that_has_been_drawn_goes_on() -> None:
+    pytest.importorskip("pygame")
+    first, second = (make_vec_env("CartPole-v1", 1, env_kwargs={"render_mode": "rgb_array"}) for _ in range(2))
+    for env in (first, second):
+        env.reset()
+        env.render()
+    played(first, 5, 0)
+    set_env_state(second, get_env_state(first))
+    require_same(played(second, 30, 1), played(first, 30, 1))
+    np.testing.assert_array_equal(second.render(), first.render())

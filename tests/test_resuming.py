@@ -217,7 +217,8 @@ def test_a_loaded_checkpoint_continues_with_the_same_call(tmp_path: Path) -> Non
 def test_a_finished_run_is_not_trained_again_and_can_be_extended(tmp_path: Path) -> None:
     first = make_model().learn(300, checkpoint=tmp_path)
     path = find_checkpoint(tmp_path)
-    again = make_model().learn(300, checkpoint=tmp_path)
+    with pytest.warns(UserWarning, match="there is nothing left to train: .* has this run of 300 steps at step 304"):
+        again = make_model().learn(300, checkpoint=tmp_path)
     assert find_checkpoint(tmp_path) == path
     require_same(dict(flat(again.get_parameters())), dict(flat(first.get_parameters())))
     assert make_model().learn(400, checkpoint=tmp_path).num_timesteps == 400
@@ -371,14 +372,6 @@ def test_a_copied_folder_continues(tmp_path: Path) -> None:
     make_model().learn(96, checkpoint=tmp_path / "here")
     shutil.copytree(tmp_path / "here", tmp_path / "there")
     assert make_model(tmp_path / "there").num_timesteps == 96
-
-
-def test_a_finished_run_is_not_trained_again_and_says_so(tmp_path: Path) -> None:
-    first = ACER("MlpPolicy", "CartPole-v1", **SMALL).learn(64, checkpoint=tmp_path)
-    again = ACER("MlpPolicy", "CartPole-v1", **SMALL)
-    with pytest.warns(UserWarning, match="there is nothing left to train: .* has this run of 64 steps at step 64"):
-        again.learn(64, checkpoint=tmp_path)
-    assert again._n_updates == first._n_updates
 
 
 def test_a_loaded_checkpoint_of_a_whole_call_says_that_nothing_is_left(tmp_path: Path) -> None:
@@ -845,3 +838,48 @@ def test_any_global_generator_of_numpy_is_resumed(tmp_path: Path) -> None:
         assert np.random.random() == expected
     finally:
         of_numpy.set_bit_generator(usual)
+
+
+def test_a_run_that_goes_on_is_printed_if_the_program_says_so_now(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("tensorboard")
+    arguments: dict[str, Any] = {"checkpoint": tmp_path / "run", "checkpoint_freq": 32, "log_interval": 1}
+    with pytest.raises(Killed):
+        make_model(tensorboard_log=tmp_path / "logs").learn(96, KillAt(80), **arguments)
+    assert "policy_loss" not in capsys.readouterr().out
+    make_model(tensorboard_log=tmp_path / "logs", verbose=1).learn(96, **arguments)
+    assert "policy_loss" in capsys.readouterr().out
+
+
+def test_a_run_goes_on_with_the_log_interval_of_the_present_call(tmp_path: Path) -> None:
+    with pytest.raises(Killed):
+        make_model().learn(160, KillAt(100), log_interval=None, checkpoint=tmp_path, checkpoint_freq=32)
+    rows, model = Rows(), make_model()
+    model.set_logger(Logger(None, [rows]))
+    model.learn(160, log_interval=2, checkpoint=tmp_path)
+    assert list(rows.rows) == [128, 160]
+
+
+def test_a_relative_folder_stays_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Moves(BaseCallback):
+        def _on_step(self) -> bool:
+            monkeypatch.chdir(tmp_path / "elsewhere")
+            return True
+
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    make_model().learn(96, Moves(), checkpoint="run", checkpoint_freq=32)
+    found = find_checkpoint(tmp_path / "run")
+    assert found is not None
+    assert found.manifest["num_timesteps"] == 96
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_the_call_after_one_that_went_on_has_a_folder_of_tensorboard_of_its_own(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    with pytest.raises(Killed):
+        make_model(tensorboard_log=tmp_path / "logs").learn(96, KillAt(80), checkpoint=tmp_path, checkpoint_freq=32)
+    model = make_model(tensorboard_log=tmp_path / "logs").learn(96, checkpoint=tmp_path)
+    model.learn(32, tb_log_name="next")
+    assert Path(model.logger.get_dir() or "") == tmp_path / "logs/next_1"

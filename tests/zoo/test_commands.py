@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from argparse import Namespace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -180,11 +181,13 @@ def test_a_damaged_file_of_a_run_is_one_line_that_names_it(tmp_path: Path) -> No
             commands.main(["all-plots", "-f", str(tmp_path)])
 
 
-def test_runs_of_an_environment_whose_name_begins_alike_are_not_counted(tmp_path: Path) -> None:
-    for run in ("Maze_1", "Maze_3", "Maze_Big_7", "Maze_2"):
+def test_the_runs_of_an_environment_are_ordered_by_their_numbers(
+    tmp_path: Path,
+) -> None:
+    for run in ("Maze_2", "Maze_9", "Maze_Big_7", "Maze_10"):
         (tmp_path / run).mkdir()
         (tmp_path / run / "agent.zip").touch()
-    assert commands.runs_with("*.zip", tmp_path, "Maze") == [3, 2, 1]
+    assert commands.runs_with("*.zip", tmp_path, "Maze") == [10, 9, 2]
     assert commands.runs_with("*.zip", tmp_path, "Maze_Big") == [7]
 
 
@@ -563,3 +566,18 @@ def test_torchrun_is_for_training_alone(monkeypatch: pytest.MonkeyPatch, capsys:
     monkeypatch.setattr(sys, "argv", ["sb3-acer", "tune"])
     assert command_line() == 2
     assert capsys.readouterr().err == "sb3-acer: torchrun must start train, got 'tune'\n"
+
+
+def test_programs_that_a_script_starts_get_the_modules_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Sequence[str]] = []
+
+    def run(program: Sequence[str], **kwargs: Any) -> Namespace:
+        started.append(program)
+        return Namespace(returncode=0)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(commands, "draw_offscreen", lambda: None)
+    monkeypatch.setattr(commands, "run_zoo", lambda *_: subprocess.call(["python", "enjoy.py", "--env", "Own-v0"]))
+    commands.run_module("benchmark", [], ["--gym-packages", "gymnasium"])
+    own = [sys.executable, "-m", "sb3_acer", "enjoy"]
+    assert started == [[*own, "--env", "Own-v0", "--gym-packages", "gymnasium"]]

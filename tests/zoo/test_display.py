@@ -51,6 +51,7 @@ def test_without_moviepy_the_video_is_a_gif(tmp_path: Path, monkeypatch: pytest.
     assert path == tmp_path / "videos" / "Env-v1.gif"
     with Image.open(path) as film:
         assert getattr(film, "n_frames", 1) == 5
+        assert film.info["duration"] == 20  # ms
 
 
 def test_an_environment_that_cannot_be_drawn_is_run_all_the_same(
@@ -130,3 +131,26 @@ def test_enjoy_writes_a_video_where_there_is_no_screen(trained: tuple[Path, str]
     video = trained[0] / line.removeprefix("Video of 60 steps: ")
     assert video.name in ("CartPole-v1.mp4", "CartPole-v1.gif")
     assert video.stat().st_size > 0
+
+
+def test_a_video_has_the_speed_of_its_environment_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[Any] = []
+    monkeypatch.setattr(display, "FILM_STEPS", 3)
+    monkeypatch.setattr(display, "write_film", lambda frames, fps, path: written.append((len(frames), fps)))
+    film = display.Film(DummyVecEnv([lambda: gym.make("CartPole-v1", render_mode="rgb_array")]), tmp_path)
+    film.reset()
+    for _ in range(5):
+        film.step(np.array([0]))
+        film.render("human")
+    film.close()
+    assert written == [(3, 50)]
+
+
+@pytest.mark.parametrize("name", ["DISPLAY", "WAYLAND_DISPLAY"])
+def test_x11_and_wayland_are_screens(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    for each in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(each, raising=False)
+    assert not display.has_screen()
+    monkeypatch.setenv(name, "wayland-0")
+    assert display.has_screen()

@@ -22,7 +22,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.monitor import load_results
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_acer import ACER
+from sb3_acer import ACER, distributed
 from sb3_acer.checkpoint import find_checkpoint
 from sb3_acer.hyperparams import ENTRIES_FILE
 from sb3_acer.resuming import StopOnSignal
@@ -720,3 +720,25 @@ def test_a_run_without_a_number_names_no_command_that_would_find_another(shell: 
     printed = sb3_acer("train", *SHORT_RUN, "--eval-freq", "-1", "--uuid", cwd=shell)
     assert "Agent: " in printed
     assert "To watch the agent" not in printed
+
+
+@pytest.mark.parametrize(("n_timesteps", "eval_freq"), [(5, 1), (600.0, 60), (1e6, 25_000)])
+def test_evaluations_are_ten_in_a_run_or_more_and_count_the_steps_of_all_ranks(
+    n_timesteps: float, eval_freq: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[int, int]] = []
+    monkeypatch.setattr(distributed, "world_size", lambda: 4)
+    monkeypatch.setattr(distributed, "rank", lambda: 0)
+    monkeypatch.setattr(ExperimentManager, "create_callbacks", lambda self: seen.append((self.n_envs, self.eval_freq)))
+    own: Any = experiment.Experiment.__new__(experiment.Experiment)
+    vars(own).update(n_envs=2, n_timesteps=n_timesteps, eval_freq=25_000, eval_env_kwargs={}, env_kwargs={})
+    own.create_callbacks()
+    assert seen == [(8, eval_freq)]
+    assert own.n_envs == 2
+
+
+def test_arguments_of_enjoy_come_before_those_of_the_entry() -> None:
+    made: list[dict[str, Any]] = []
+    algorithms = Algorithms({}, lambda *args, **kwargs: made.append(kwargs))  # type: ignore[arg-type]
+    algorithms.create_env("CartPole-v1", hyperparams={"env_kwargs": {"a": 1, "b": 2}}, env_kwargs={"a": 3})
+    assert made[0]["env_kwargs"] == {"a": 3, "b": 2}
