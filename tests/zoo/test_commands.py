@@ -181,9 +181,7 @@ def test_a_damaged_file_of_a_run_is_one_line_that_names_it(tmp_path: Path) -> No
             commands.main(["all-plots", "-f", str(tmp_path)])
 
 
-def test_the_runs_of_an_environment_are_ordered_by_their_numbers(
-    tmp_path: Path,
-) -> None:
+def test_the_runs_of_an_environment_are_ordered_by_their_numbers(tmp_path: Path) -> None:
     for run in ("Maze_2", "Maze_9", "Maze_Big_7", "Maze_10"):
         (tmp_path / run).mkdir()
         (tmp_path / run / "agent.zip").touch()
