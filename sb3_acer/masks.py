@@ -12,7 +12,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from sb3_contrib.common.maskable.utils import EXPECTED_METHOD_NAME, get_action_masks, is_masking_supported
+from sb3_contrib.common.maskable.utils import EXPECTED_METHOD_NAME, is_masking_supported
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 
 from sb3_acer.checks import require
@@ -48,9 +48,15 @@ def current_masks(env: VecEnv, family: Family, step: int) -> np.ndarray:
     :param family: the family of its actions
     :param step: number of the present step, for messages
     :return: the masks of its present states, bool, ``[n_envs, P]``
-    :raises ValueError: if a state has no valid action, and for Box
+    :raises ValueError: if masks do not fit, if a state has no valid action, and for Box
     """
-    return _check(family, get_action_masks(env), env.num_envs, "environment", step)
+    masks = env.env_method(EXPECTED_METHOD_NAME)
+    try:
+        stacked = np.stack(masks)
+    except ValueError as error:
+        rule = "one array of each environment, the components of its action side by side"
+        raise ValueError(f"action_masks must be {rule}, got {masks} at step {step}") from error
+    return _check(family, stacked, env.num_envs, "environment", step)
 
 
 def following_masks(masks: np.ndarray, infos: list[dict[str, Any]], family: Family, step: int) -> np.ndarray:

@@ -685,6 +685,14 @@ def test_predictions_and_probabilities_are_those_of_valid_actions_alone(action_s
     assert len(agent.policy(tensors, action_masks=masks)) == 3
 
 
+def test_the_value_of_a_state_is_the_mean_q_of_its_valid_actions() -> None:
+    policy, observations, masks = make_agent(doors(1)).policy, th.eye(N_STATES), Doors().table
+    with th.no_grad():
+        stats, _ = policy.step(observations, th.zeros(N_STATES, 0), th.from_numpy(masks))
+        expected = (stats * policy._q_chain(observations)).sum(-1)
+        close(policy.predict_values(observations, action_masks=masks).squeeze(-1), expected, 1e-5)
+
+
 def test_masked_actions_have_probability_zero_in_distributions_of_sb3_too() -> None:
     agent = make_agent(doors(1))
     masks = Doors().table
@@ -808,6 +816,21 @@ def test_masks_that_do_not_fit_are_errors_of_predict(masks: Any, message: str) -
         agent.predict(np.zeros(N_STATES), action_masks=masks)
     with pytest.raises(ValueError, match=message):
         agent.action_probability(np.zeros(N_STATES), action_masks=masks)
+
+
+def test_masks_of_each_component_that_are_not_side_by_side_are_an_error() -> None:
+    class Apart(Doors):
+        def __init__(self) -> None:
+            super().__init__(ACTIONS["MultiDiscrete"])
+
+        def action_masks(self) -> Any:
+            return [np.ones(2, bool), np.ones(4, bool), np.ones(3, bool)]
+
+    message = (
+        "action_masks must be one array of each environment, the components of its action side by side, got .* step 0"
+    )
+    with pytest.raises(ValueError, match=message):
+        make_agent(DummyVecEnv([Apart])).learn(1)
 
 
 @pytest.mark.parametrize("shape", [(5, 3), (15,), (1, 3, 5)], ids=str)

@@ -32,6 +32,12 @@ def network(activations: tuple[type[nn.Module], ...], ends_with_activation: bool
     return nn.Sequential(*layers, *([nn.ReLU()] if ends_with_activation else [])).double()
 
 
+def test_two_activations_in_a_row_are_both_applied() -> None:
+    module = nn.Sequential(nn.Linear(3, 4), nn.Sequential(nn.Tanh(), nn.ReLU()), nn.Linear(4, 2)).double()
+    inputs = th.randn(5, 3, dtype=th.float64)
+    close(ForwardPass(Chain(nn.Sequential(module), "0"), inputs).output, module(inputs).detach())
+
+
 HOOKS: dict[str, Any] = {
     "of a layer's input": lambda module, hook: module[0].register_forward_pre_hook(hook),
     "of a layer's output": lambda module, hook: module[1].register_forward_hook(hook),

@@ -480,6 +480,27 @@ def test_optimizers_may_replace_memory_and_sort_parameters(optimizer_class: Any)
         th.testing.assert_close(plain, other, rtol=1e-4, atol=1e-5)
 
 
+def test_a_step_changes_parameters_whose_memory_was_replaced_before_it() -> None:
+    network = nn.Linear(2, 2)
+    flat = FlatParameters(network)
+    optimizer = flat.make_optimizer(th.optim.SGD, 0.1, {})
+    flat.zero_grad()
+    network.weight.data = th.ones(2, 2)
+    network(th.ones(1, 2)).sum().backward()
+    optimizer.step()
+    th.testing.assert_close(network.weight.detach(), th.full((2, 2), 0.9))
+
+
+def test_an_average_whose_memory_was_replaced_moves() -> None:
+    network = nn.Linear(2, 2)
+    average = copy.deepcopy(network)
+    flat, of_average = FlatParameters(network), FlatParameters(average)
+    of_average.without_gradients()
+    average.weight.data = th.zeros(2, 2)
+    of_average.average(flat, 0.5)
+    th.testing.assert_close(average.weight, 0.5 * network.weight.detach())
+
+
 def test_a_module_in_the_arguments_of_the_policy_is_saved_once(tmp_path: Path) -> None:
     class Pretrained(BaseFeaturesExtractor):
         def __init__(self, space: gym.Space[Any], net: nn.Module) -> None:

@@ -371,6 +371,19 @@ def test_gradients_of_the_critic_do_not_reach_the_policy_and_back(
         assert {"q_head.latent.weight", "q_net.0.weight"} <= reached(0, 0, 1) < of_critic
 
 
+@shared_or_not
+def test_gradients_of_policy_and_critic_reach_the_features_extractor_of_each(share: bool) -> None:
+    policy = make(IMAGE, share_features_extractor=share, use_bfloat16=False)
+    of_critic = {"features_extractor" if share else "q_features_extractor"}
+    for of_stats, of_q_values, expected in ((1, 0, {"features_extractor"}), (0, 1, of_critic)):
+        policy.flat.zero_grad()
+        found = evaluate(policy, sequences(policy))
+        found.backward(of_stats * th.randn_like(found.stats), of_q_values * th.ones_like(found.q_values))
+        extractors = {name: each.grad for name, each in policy.named_parameters() if "features_extractor" in name}
+        reached = {name.split(".")[0] for name, grad in extractors.items() if grad is not None and grad.any()}
+        assert reached == expected
+
+
 @with_and_without_recurrence
 @every_action
 def test_hooks_of_parameters_get_their_gradients(action_space: Space, recurrence: dict[str, Any]) -> None:
@@ -464,6 +477,22 @@ def test_images_are_divided_by_255_unless_normalize_images_is_false() -> None:
     raw = make(IMAGE, normalize_images=False, use_bfloat16=False)
     raw.load_state_dict(policy.state_dict())
     close(stats_of(raw, images), policy.pi_head(policy.features_extractor(images.float())).softmax(-1))
+
+
+@pytest.mark.parametrize("in_dict", [True, False], ids=["Dict", "flattened"])
+@pytest.mark.parametrize("normalize_images", [True, False])
+def test_images_of_any_extractor_are_divided_by_255_unless_normalize_images_is_false(
+    normalize_images: bool, in_dict: bool
+) -> None:
+    seen: list[Any] = []
+    arguments = (spaces.Dict(image=IMAGE) if in_dict else IMAGE, DISCRETE, constant)
+    policy = (MultiInputPolicy if in_dict else MlpPolicy)(*arguments, normalize_images=normalize_images)
+    policy.features_extractor.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    rows = th.full((1, *IMAGE.shape), 204, dtype=th.uint8)
+    policy.step({"image": rows} if in_dict else rows, th.zeros(1, 0))
+    assert (seen[0]["image"] if in_dict else seen[0]).unique().tolist() == pytest.approx(
+        [0.8 if normalize_images else 204]
+    )
 
 
 @pytest.mark.parametrize("use_bfloat16", [False, True])
@@ -673,6 +702,35 @@ def test_acting_uses_masks_and_a_step_of_ones_own() -> None:
     assert ((stats > 0) == masks).all()
     np.testing.assert_allclose(stats.sum(-1), 1, rtol=1e-6)
     assert (Uniform(VECTOR, DISCRETE, constant).act(observations, states)[0] == 0.25).all()
+
+
+def test_acting_uses_an_extract_features_of_ones_own() -> None:
+    class Tripled(MlpPolicy):
+        def extract_features(self, obs: Any, features_extractor: Any = None) -> Any:
+            return 3 * super().extract_features(obs, features_extractor)
+
+    policy, observations = Tripled(VECTOR, DISCRETE, constant, ortho_init=False), np.ones((2, 3), np.float32)
+    acted, _ = policy.act(observations, np.zeros((2, 0), np.float32))
+    close(th.from_numpy(acted), stats_of(policy, th.from_numpy(observations)))
+    plain = make()
+    plain.load_state_dict(policy.state_dict())
+    close(th.from_numpy(acted), stats_of(plain, 3 * th.from_numpy(observations)))
+
+
+class WithDropout(FlattenExtractor):
+    def forward(self, observations: th.Tensor) -> th.Tensor:
+        return nn.functional.dropout(super().forward(observations), 0.5, self.training)
+
+
+def test_predictions_are_made_in_evaluation_mode() -> None:
+    policy = make(VECTOR, ACTIONS["Box"], features_extractor_class=WithDropout)
+    policy.set_training_mode(True)
+    first, second = (policy.predict(np.ones((9, 3), np.float32), deterministic=True)[0] for _ in range(2))
+    assert np.array_equal(first, second)
+
+
+def test_sb3s_own_predictions_are_elements_of_the_action_space() -> None:
+    assert set(make(VECTOR, spaces.Discrete(2, start=5))._predict(th.randn(20, 3)).tolist()) == {5, 6}
 
 
 @with_and_without_recurrence

@@ -20,6 +20,7 @@ from torch import nn
 
 from sb3_acer.acer import ACER
 from sb3_acer.checks import require
+from sb3_acer.distributions import Categorical
 from sb3_acer.extras import require_packages
 from sb3_acer.finite import LARGEST
 from sb3_acer.policies import ACERPolicy
@@ -30,7 +31,9 @@ TOLERANCE = 1e-4
 """of what a file computes, compared with the policy; constants in place of inputs differ by far more"""
 
 
-def export_onnx(model: ACER, path: FilePath, vec_normalize: VecNormalize | FilePath | None = None) -> None:
+def export_onnx(
+    model: ACER, path: FilePath, vec_normalize: VecNormalize | FilePath | None = None, action_masks: bool = False
+) -> None:
     """
     Write the policy that acts deterministically as an ONNX file. The number of rows N of a call is free.
 
@@ -40,12 +43,13 @@ def export_onnx(model: ACER, path: FilePath, vec_normalize: VecNormalize | FileP
       first. Preprocessing (division by 255, one-hot vectors) is part of the file. Dict observations are one input
       ``observation.KEY`` for each key.
     - ``state``, of recurrent policies only: recurrent states, 0 where an episode begins, ``[N, W]``.
+    - ``action_masks``, if asked for: True where an action is valid, bool, ``[N, P]``.
 
     Outputs:
 
     - ``action``, ``[N, ...]``: the most probable actions, as the environment takes them.
     - ``statistics`` of the policy's distribution, ``[N, P]``: probabilities; of Box actions means, then standard
-      deviations. Where actions are masked, take the most probable valid ones by these.
+      deviations.
     - ``next_state``, of recurrent policies only: the ``state`` of the next call, ``[N, W]``.
 
     The file computes in float32, also if the agent computes features of images in bfloat16.
@@ -54,9 +58,11 @@ def export_onnx(model: ACER, path: FilePath, vec_normalize: VecNormalize | FileP
     :param path: the file; ``.onnx`` may be left out
     :param vec_normalize: statistics of observations, or the file that ``VecNormalize.save`` wrote: ``observation`` is
         then the environment's own, not normalised. Such a file is a pickle: load only those whose author you trust.
+    :param action_masks: whether the file takes masks of invalid actions. Without, its actions may be invalid.
     :raises ImportError: if a package of the extra ``onnx`` is missing
     :raises ValueError: if the path has another suffix, if the policy cannot be traced, if what was traced computes
-        other numbers than the policy, and if ``vec_normalize`` is of other observations. No file is written then.
+        other numbers than the policy, if ``vec_normalize`` is of other observations, and for masks of Box actions. No
+        file is written then.
     """
     require(isinstance(model, ACER), "model", "an agent of ACER", model)
     if isinstance(path, (str, Path)):
@@ -69,7 +75,12 @@ def export_onnx(model: ACER, path: FilePath, vec_normalize: VecNormalize | FileP
             "vec_normalize=model.get_vec_normalize_env()",
             stacklevel=2,
         )
-    network = ActingNetwork(model.policy, _loaded(vec_normalize))
+    if model._masks is not None and not action_masks:
+        text = "the agent was trained with masks, and the file's actions may be invalid; for one that takes masks give "
+        warnings.warn(f"{text}action_masks=True, or --action-masks", stacklevel=2)
+    family = model.policy.family
+    require(not action_masks or isinstance(family, Categorical), "action_masks", "False for Box actions", action_masks)
+    network = ActingNetwork(model.policy, _loaded(vec_normalize), action_masks)
     contents = network.to_onnx()
     network.require_equal(contents)
     with replacing(path, "onnx") as file:
@@ -82,9 +93,10 @@ class ActingNetwork(nn.Module):
 
     :param policy: the policy; it is copied
     :param vec_normalize: see :func:`export_onnx`
+    :param action_masks: see :func:`export_onnx`
     """
 
-    def __init__(self, policy: ACERPolicy, vec_normalize: VecNormalize | None) -> None:
+    def __init__(self, policy: ACERPolicy, vec_normalize: VecNormalize | None, action_masks: bool = False) -> None:
         super().__init__()
         self.policy = _copied(policy).to("cpu")
         self.policy.set_training_mode(False)
@@ -103,12 +115,16 @@ class ActingNetwork(nn.Module):
         if policy.state_size:
             self.input_names.append("state")
             self.output_names.append("next_state")
+        self.is_masked = action_masks
+        if action_masks:
+            self.input_names.append("action_masks")
 
     def forward(self, *inputs: th.Tensor) -> tuple[th.Tensor, ...]:
         parts = [normalizer(part) for normalizer, part in zip(self.normalizers, inputs, strict=False)]
         observations = dict(zip(self.keys, parts, strict=True)) if self.in_dict else parts[0]
-        states = inputs[-1] if self.policy.state_size else parts[0].new_zeros((parts[0].shape[0], 0))
-        stats, states = self.policy.step(observations, states)
+        others = inputs[len(self.keys) :]
+        states = others[0] if self.policy.state_size else parts[0].new_zeros((parts[0].shape[0], 0))
+        stats, states = self.policy.step(observations, states, others[-1] if self.is_masked else None)
         family = self.policy.family
         outputs = (family.to_env(family.mode(stats)), stats, states)
         return outputs[: len(self.output_names)]
@@ -180,6 +196,12 @@ class ActingNetwork(nn.Module):
         inputs = [th.from_numpy(np.stack([np.asarray(part.sample()) for _ in range(n_rows)])) for part in parts]
         if self.policy.state_size:
             inputs.append(th.rand((n_rows, self.policy.state_size), generator=th.Generator().manual_seed(n_rows)))
+        if self.is_masked:
+            family = self.policy.family
+            assert isinstance(family, Categorical)
+            masks = th.rand((n_rows, family.n_stats), generator=th.Generator().manual_seed(n_rows)) < 0.5
+            masks[:, np.cumsum([0, *family.sizes[:-1]])] = True  # each component's first outcome
+            inputs.append(masks)
         return tuple(inputs)
 
 
@@ -268,12 +290,13 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("agent", metavar="AGENT", type=Path, help="the saved agent")
     parser.add_argument("path", metavar="OUT", type=Path, help="the file to write, for example agent.onnx")
     parser.add_argument("--vec-normalize", type=Path, help="statistics to put in: the run's vecnormalize.pkl")
+    parser.add_argument("--action-masks", action="store_true", help="let the file take masks of invalid actions")
     options = parser.parse_args(arguments)
     path = options.path if options.path.suffix else options.path.with_suffix(".onnx")
     try:
         model = ACER.load(options.agent, device="cpu")
         path.parent.mkdir(parents=True, exist_ok=True)
-        export_onnx(model, path, options.vec_normalize)
+        export_onnx(model, path, options.vec_normalize, options.action_masks)
     except (ValueError, OSError, ImportError) as error:
         sys.exit(f"sb3-acer export: {error}")
     if options.vec_normalize is None:

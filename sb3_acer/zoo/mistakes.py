@@ -124,6 +124,10 @@ def explained(error: Exception) -> str:
     near = get_close_matches(other[1], SETTINGS, n=1, cutoff=0.8) if other else []
     if other and near:
         return f"the settings must not have {other[1]!r}: rl-zoo's is {near[0]!r}"
+    if text.startswith("policy must be 'MultiInputPolicy'"):
+        return f"{text}: add -params \"policy:'MultiInputPolicy'\""
+    if "norm_obs_keys" in text:
+        return f"{text} In a shell: -params \"normalize:dict(norm_obs_keys=['KEY'])\""
     key = re.match(r"'(\S+) is not a file in the archive", text)
     if key:
         return f"-k must be results, ep_lengths, or successes if the environment tells them, got {key[1]!r}"

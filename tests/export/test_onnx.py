@@ -11,6 +11,7 @@ import onnxruntime
 import pytest
 import torch as th
 from gymnasium import spaces
+from sb3_contrib.common.envs import InvalidActionEnvDiscrete
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 from torch import nn
@@ -101,6 +102,46 @@ def test_a_file_computes_what_the_agent_does(policy: str, observations: Space, a
         assert set(found) == {"action", "statistics"}
     else:
         np.testing.assert_allclose(found["next_state"], after, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("policy", ["MlpPolicy", "MlpLstmPolicy"])
+@pytest.mark.parametrize(
+    ("actions", "sizes"),
+    [
+        (spaces.Discrete(5, start=2), [5]),
+        (spaces.MultiDiscrete([1, 3, 4]), [1, 3, 4]),
+        (spaces.MultiBinary(3), [2, 2, 2]),
+    ],
+    ids=["Discrete", "MultiDiscrete", "MultiBinary"],
+)
+def test_a_file_takes_masks_of_invalid_actions_on_request(
+    policy: str, actions: Space, sizes: list[int], tmp_path: Path
+) -> None:
+    model, given = agent(policy, actions=actions), sampled(VECTOR, 200)
+    export_onnx(model, tmp_path / "agent.onnx", action_masks=True)
+    rng = np.random.default_rng(0)
+    masks = np.concatenate([rng.random((200, size)).argsort(-1) <= rng.integers(size) for size in sizes], -1)
+    state = {"state": np.zeros((200, model.policy.state_size), np.float32)} if model.policy.state_size else {}
+    found = run(tmp_path / "agent.onnx", observation=given, action_masks=masks, **state)
+    assert not found["statistics"][~masks].any()
+    stats, _, _ = model.policy.predict_statistics(given, action_masks=masks)
+    np.testing.assert_allclose(found["statistics"], stats, rtol=1e-5, atol=1e-5)
+    expected, _ = model.predict(given, deterministic=True, action_masks=masks)
+    assert (found["action"] != expected).mean() < 0.01
+    with pytest.raises(ValueError, match="action_masks must be False for Box actions"):
+        export_onnx(agent(policy), tmp_path / "agent.onnx", action_masks=True)
+
+
+def test_a_file_without_masks_of_an_agent_trained_with_them_is_written_with_a_warning(tmp_path: Path) -> None:
+    model = ACER("MlpPolicy", DummyVecEnv([lambda: InvalidActionEnvDiscrete(3, 1)]), device="cpu").learn(40)
+    model.save(tmp_path / "agent")
+    with pytest.warns(UserWarning, match="the file's actions may be invalid; .* give action_masks=True"):
+        export_onnx(ACER.load(tmp_path / "agent"), tmp_path / "agent.onnx")
+    main([str(tmp_path / "agent.zip"), str(tmp_path / "masked.onnx"), "--action-masks"])
+    found = run(
+        tmp_path / "masked.onnx", observation=np.zeros(1, np.int64), action_masks=np.array([[False, False, True]])
+    )
+    assert found["action"] == [2]
 
 
 def test_a_recurrent_file_is_run_step_by_step(tmp_path: Path) -> None:

@@ -4,11 +4,15 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium import spaces
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
+from sb3_acer import ACER
 from sb3_acer.extras import how_to_install
 from sb3_acer.zoo import mistakes
 from sb3_acer.zoo.mistakes import SUITES, explained, in_one_line, unknown_environment
@@ -123,6 +127,20 @@ def test_a_missing_dependency_of_an_environment_is_named_with_its_extra(
         gym.make(env_id)
     message = explained(raised.value)
     assert message.lower() == f"{module} is not installed: {how_to_install(extra)}".lower()
+
+
+def test_the_settings_that_dict_observations_need_are_named() -> None:
+    env: gym.Env[Any, Any] = gym.Env()
+    env.observation_space = spaces.Dict(vector=spaces.Box(-1, 1, (3,)), kind=spaces.Discrete(3))
+    env.action_space = spaces.Discrete(2)
+    venv = DummyVecEnv([lambda: env])
+    for make, message, option in (
+        (lambda: ACER("MlpPolicy", venv), "policy must be", "policy:'MultiInputPolicy'"),
+        (lambda: VecNormalize(venv), "norm_obs_keys", "normalize:dict(norm_obs_keys=['KEY'])"),
+    ):
+        with pytest.raises(ValueError, match=message) as raised:
+            make()
+        assert explained(raised.value).endswith(f'-params "{option}"')
 
 
 def test_a_game_without_ale_py_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
