@@ -107,7 +107,7 @@ def entry(environment: str, **changes: Any) -> tuple[int, dict[str, Any]]:
 
 def observe(buffer_size: int, remedy: str, seed: int, steps: int) -> list[Row]:
     former = load_experiments()["cartpole_tuned"].params
-    n_envs, settings = entry("CartPole-v1", **{**former, "buffer_size": buffer_size})
+    n_envs, settings = entry("default", **{**former, "buffer_size": buffer_size})
     env = VecNormalize(make_vec_env("CartPole-v1", n_envs, seed=seed), norm_obs=False, gamma=settings["gamma"])
     observer = Observer(buffer_size, remedy, seed)
     callbacks = [observer, *([observer.variant] if observer.variant else [])]

@@ -22,20 +22,21 @@ from sb3_acer.policies import ACERPolicy, default_net_arch, default_optimizer, s
 NET_ARCHS = {"small": [64, 64], "medium": [256, 256]}
 ZOO_SCHEDULES = (ConstantSchedule, SimpleLinearSchedule)  # which the zoo makes of 1e-3 and lin_1e-3
 ACTIVATIONS = {"tanh": th.nn.Tanh, "relu": th.nn.ReLU, "elu": th.nn.ELU}
+BURN_IN_SHARES = [0.0, 0.25, 0.5]
 OPTIMIZERS = {"rmsprop": RMSpropTFLike, "adam": th.optim.Adam}
 
 Ranges = dict[str, IntDistribution | FloatDistribution | CategoricalDistribution]
 
 # The largest replay_start is below the smallest buffer_size, so that every trial replays.
 RANGES: Ranges = {
-    "n_steps_pow": IntDistribution(3, 6),
-    "batch_size_pow": IntDistribution(2, 5),
+    "n_steps": IntDistribution(8, 64, log=True),
+    "batch_size": IntDistribution(4, 32, log=True),
     "buffer_size_pow": IntDistribution(11, 16),
     "replay_start_pow": IntDistribution(5, 10),
     "replay_ratio": IntDistribution(2, 32, log=True),
-    "learning_rate": FloatDistribution(1e-4, 5e-3, log=True),
+    "learning_rate": FloatDistribution(1e-4, 2e-2, log=True),
     "lr_schedule": CategoricalDistribution(["constant", "linear"]),
-    "ent_coef": FloatDistribution(1e-5, 0.1, log=True),
+    "ent_coef": FloatDistribution(1e-5, 0.2, log=True),
     "ent_schedule": CategoricalDistribution(["constant", "linear"]),
     "q_coef": FloatDistribution(0.2, 4.0, log=True),
     "correction_term": FloatDistribution(1.0, 20.0, log=True),
@@ -52,7 +53,7 @@ Ranges for every policy; the middle of each is where learning is usually fast. `
 ``one_minus_`` distances from 1.
 """
 
-N_ENVS_RANGE: Ranges = {"n_envs_pow": IntDistribution(0, 3)}
+N_ENVS_RANGE: Ranges = {"n_envs_pow": IntDistribution(0, 5)}
 NOISE_RANGES: Ranges = {
     "log_std_init": FloatDistribution(-2.0, 1.0),
     "n_action_samples": IntDistribution(2, 16, log=True),
@@ -60,7 +61,7 @@ NOISE_RANGES: Ranges = {
 RECURRENT_RANGES: Ranges = {
     "lstm_hidden_size_pow": IntDistribution(4, 8),
     "critic_lstm": CategoricalDistribution(["own", "shared", "none"]),
-    "burn_in_share": CategoricalDistribution([0.0, 0.25, 0.5]),
+    "burn_in_share": CategoricalDistribution(BURN_IN_SHARES),
 }
 OF_POLICY_KWARGS = {"net_arch", "activation_fn", "optimizer", "log_std_init", "lstm_hidden_size_pow", "critic_lstm"}
 
@@ -192,7 +193,7 @@ def nearest_trial(hyperparams: dict[str, Any], n_envs: int) -> dict[str, Any]:
         "log_std_init": options["log_std_init"],
         "lstm_hidden_size": options["lstm_hidden_size"],
         "critic_lstm": "shared" if options["shared_lstm"] else "own" if options["enable_critic_lstm"] else "none",
-        "burn_in_share": values["burn_in"] / values["n_steps"],
+        "burn_in_share": min(BURN_IN_SHARES, key=lambda share: abs(share - values["burn_in"] / values["n_steps"])),
     }
     params: dict[str, Any] = {}
     for name, allowed in (RANGES | N_ENVS_RANGE | NOISE_RANGES | RECURRENT_RANGES).items():

@@ -26,7 +26,7 @@ ROOT = Path(commands.__file__).parents[2]
 HYPERPARAMS: dict[str, dict[str, Any]] = yaml.safe_load(ENTRIES_FILE.read_text())
 SHORT_RUN = (
     *("--env", "CartPole-v1", "-n", "600", "--seed", "1", "--num-threads", "1"),
-    *("-params", "replay_start:100", "n_envs:2"),
+    *("-params", "replay_start:100", "n_envs:2", "n_steps:16"),
 )
 SEARCH = ("-n", "100", "--n-trials", "2", "--n-evaluations", "1", "--eval-episodes", "2", "--no-optim-plots")
 
