@@ -377,6 +377,7 @@ def draw_suites(suites: dict[str, dict[str, Any]]) -> None:
         finish_panel(below, "")
         above.set_xlabel("environment steps")
         below.set_xlabel("seconds of one core")
+        below.xaxis.set_major_formatter("{x:g}")
     handles = [grid[0, 0].plot([], [], color=colour, linewidth=2)[0] for colour in colours.values()]
     figure.legend(handles, list(colours), loc="outside upper center", ncols=len(colours), frameon=False)
     figure.supylabel("normalised score", fontsize=10)
