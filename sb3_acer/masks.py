@@ -54,7 +54,7 @@ def current_masks(env: VecEnv, family: Family, step: int) -> np.ndarray:
     try:
         stacked = np.stack(masks)
     except ValueError as error:
-        rule = "one array of each environment, the components of its action side by side"
+        rule = "one array for each environment, the components of its action side by side"
         raise ValueError(f"action_masks must be {rule}, got {masks} at step {step}") from error
     return _check(family, stacked, env.num_envs, "environment", step)
 

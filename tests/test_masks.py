@@ -827,7 +827,7 @@ def test_masks_of_each_component_that_are_not_side_by_side_are_an_error() -> Non
             return [np.ones(2, bool), np.ones(4, bool), np.ones(3, bool)]
 
     message = (
-        "action_masks must be one array of each environment, the components of its action side by side, got .* step 0"
+        "action_masks must be one array for each environment, the components of its action side by side, got .* step 0"
     )
     with pytest.raises(ValueError, match=message):
         make_agent(DummyVecEnv([Apart])).learn(1)

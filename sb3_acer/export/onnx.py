@@ -19,7 +19,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 from torch import nn
 
 from sb3_acer.acer import ACER
-from sb3_acer.checks import require
+from sb3_acer.checks import check_boolean, require
 from sb3_acer.distributions import Categorical
 from sb3_acer.extras import require_packages
 from sb3_acer.finite import LARGEST
@@ -75,7 +75,7 @@ def export_onnx(
             "vec_normalize=model.get_vec_normalize_env()",
             stacklevel=2,
         )
-    if model._masks is not None and not action_masks:
+    if not check_boolean("action_masks", action_masks) and model._masks is not None:
         text = "the agent was trained with masks, and the file's actions may be invalid; for one that takes masks give "
         warnings.warn(f"{text}action_masks=True, or --action-masks", stacklevel=2)
     family = model.policy.family

@@ -130,6 +130,8 @@ def test_a_file_takes_masks_of_invalid_actions_on_request(
     assert (found["action"] != expected).mean() < 0.01
     with pytest.raises(ValueError, match="action_masks must be False for Box actions"):
         export_onnx(agent(policy), tmp_path / "agent.onnx", action_masks=True)
+    with pytest.raises(ValueError, match="action_masks must be True or False, got"):
+        export_onnx(model, tmp_path / "agent.onnx", action_masks=masks)  # type: ignore[arg-type]
 
 
 def test_a_file_without_masks_of_an_agent_trained_with_them_is_written_with_a_warning(tmp_path: Path) -> None:
