@@ -1,6 +1,7 @@
 """
-Why an agent loses what it has learnt: CartPole-v1's former entry with replay buffers of two sizes, for many more steps
-than it takes to learn. Episodes of training have sampled actions. Remedies, one at a time, with the smaller buffer.
+Why an agent loses what it has learnt: CartPole-v1's entry by the tuner with replay buffers of two sizes, for many more
+steps than it takes to learn. Episodes of training have sampled actions. Remedies, one at a time, with the smaller
+buffer.
 
     python -m benchmarks.forgetting [--seeds 2001 2002 2003 2004] [--steps 80000] [--remedies gated mixed ...]
 

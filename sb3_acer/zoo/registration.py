@@ -165,7 +165,7 @@ def suggest(trial: BaseTrial, ranges: Ranges) -> None:
 
 def nearest_trial(hyperparams: dict[str, Any], n_envs: int) -> dict[str, Any]:
     """
-    The inverse of :func:`convert_acer_params`. A number outside its range becomes the nearest bound. Values that no
+    The inverse of :func:`convert_acer_params`. A number becomes the nearest one that can be drawn. Other values that no
     range contains, such as another schedule or other widths of layers, are left out and therefore sampled.
 
     :param hyperparams: arguments of ACER; the others have their defaults
