@@ -74,6 +74,8 @@ _WRITERS = ("stdout", "log", "json", "csv", "tensorboard")
 """of the log: an entry that excludes all of them is only read"""
 _FIXED_BY_THE_FILE = ("policy", "_init_setup_model")
 """arguments of the constructor that `load` cannot replace"""
+_SMALL = 100_000
+"""parameters: with fewer the CPU has made an update before a GPU's operations are launched"""
 
 
 class ACER(StableBaselinesInterface):
@@ -293,6 +295,15 @@ class ACER(StableBaselinesInterface):
             warnings.warn(
                 f"the learning rate begins at {rate:.2g}: lr_schedule={self.lr_schedule_name!r} counts the steps of "
                 "all calls of learn. Use lr_schedule='constant' for many calls, reset_num_timesteps=True to begin anew",
+                stacklevel=3,
+            )
+
+    def _warn_of_small_networks(self) -> None:
+        n_parameters = sum(vector.numel() for vector in self.policy.flat.vectors)
+        if self.device.type == "cuda" and n_parameters < _SMALL:
+            warnings.warn(
+                f"networks of {n_parameters:,} parameters are trained faster on the CPU: device='cpu' (a GPU pays from "
+                f"about {_SMALL:,} on, which networks for images have)",
                 stacklevel=3,
             )
 
@@ -528,6 +539,7 @@ class ACER(StableBaselinesInterface):
         checkpoint_keep = check_integer("checkpoint_keep", checkpoint_keep)
         self._warn_of_no_replay()
         self._warn_of_late_start(total_timesteps, reset_num_timesteps)
+        self._warn_of_small_networks()
         self._use_masking = check_boolean("use_masking", use_masking)
         with th.inference_mode(False), th.enable_grad():  # the caller may have switched gradients off
             super().learn(

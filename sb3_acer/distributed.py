@@ -84,17 +84,22 @@ def rank() -> int:
 def torchrun_group() -> Iterator[None]:
     """
     The group that torchrun describes in environment variables, if it has started this process: gloo for tensors on the
-    CPU, nccl for those on GPUs, of which each rank has its own.
+    CPU, nccl for those on GPUs. Ranks of a machine that has fewer GPUs than ranks share them, and gloo is for all.
     """
     if not _AVAILABLE or not dist.is_torchelastic_launched() or dist.is_initialized():
         yield
         return
+    backend = None
     if th.cuda.is_available():
-        th.cuda.set_device(int(os.environ["LOCAL_RANK"]) % th.cuda.device_count())
+        n_gpus = th.cuda.device_count()
+        th.cuda.set_device(int(os.environ["LOCAL_RANK"]) % n_gpus)
+        if int(os.environ["LOCAL_WORLD_SIZE"]) > n_gpus:
+            backend = "gloo"  # to nccl two ranks on one GPU are an error
     store, own_rank, n_ranks = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
     # The store outlives a restart of the ranks, and then holds the addresses of those that have ended.
     name = _agree_on_a_name(store, own_rank, n_ranks)
-    dist.init_process_group(store=dist.PrefixStore(name, store), rank=own_rank, world_size=n_ranks)  # type: ignore[attr-defined]
+    own_store = dist.PrefixStore(name, store)  # type: ignore[attr-defined]
+    dist.init_process_group(backend, store=own_store, rank=own_rank, world_size=n_ranks)
     try:
         yield
     finally:

@@ -1,5 +1,13 @@
+import os
+
 import pytest
 import torch as th
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Without `-m gpu` the tests are those of machines that have none."""
+    if config.option.markexpr != "gpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 @pytest.fixture(autouse=True)

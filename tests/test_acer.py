@@ -1197,6 +1197,20 @@ def test_a_wrong_argument_is_named_with_its_rule_and_value(arguments: dict[str, 
         small(**arguments)
 
 
+@pytest.mark.parametrize(("device", "units", "warns"), [("cuda", 64, True), ("cuda", 512, False), ("cpu", 64, False)])
+def test_small_networks_on_a_gpu_are_warned_of(device: str, units: int, warns: bool) -> None:
+    model = small(short_episodes(), policy_kwargs={"net_arch": [units, units]})
+    model.device = th.device(device)  # no number is computed on it
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model._warn_of_small_networks()
+    found = [str(each.message) for each in caught]
+    assert len(found) == warns
+    assert all(
+        re.match(r"networks of [\d,]+ parameters are trained faster on the CPU: device='cpu'", each) for each in found
+    )
+
+
 def test_a_call_of_one_rollout_warns_that_its_learning_rate_is_0() -> None:
     env = short_episodes()
     for changes, n_steps, warns in (

@@ -74,6 +74,25 @@ def test_a_process_without_a_group_is_its_only_rank() -> None:
         assert distributed.world_size() == 1
 
 
+@pytest.mark.parametrize(("n_gpus", "backend"), [(0, None), (1, "gloo"), (2, None)])
+def test_ranks_that_share_gpus_use_gloo(n_gpus: int, backend: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[int] = []
+    made: list[str | None] = []
+    monkeypatch.setattr(dist, "is_torchelastic_launched", lambda: True)
+    monkeypatch.setattr(dist, "rendezvous", lambda _: iter([(dist.HashStore(), 0, 1)]))  # type: ignore[attr-defined]
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, **_: made.append(backend))
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: None)
+    monkeypatch.setattr(th.cuda, "is_available", lambda: n_gpus > 0)
+    monkeypatch.setattr(th.cuda, "device_count", lambda: n_gpus)
+    monkeypatch.setattr(th.cuda, "set_device", used.append)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with distributed.torchrun_group():
+        pass
+    assert made == [backend]
+    assert used == ([1 % n_gpus] if n_gpus else [])
+
+
 def test_ranks_of_one_start_agree_on_a_name_of_their_own() -> None:
     store: Any = dist.HashStore()  # type: ignore[attr-defined]
     store.set("sb3_acer/rank 2", "of a process that ended while it waited")

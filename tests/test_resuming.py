@@ -86,7 +86,7 @@ def flat(value: Any, name: str = "") -> Iterator[tuple[str, np.ndarray]]:
     elif isinstance(value, np.random.Generator):
         yield from flat(value.bit_generator.state, name)
     else:
-        yield name, value.detach().numpy() if isinstance(value, th.Tensor) else np.asarray(value)
+        yield name, value.numpy(force=True) if isinstance(value, th.Tensor) else np.asarray(value)
 
 
 def state_of(model: ACER) -> dict[str, np.ndarray]:
