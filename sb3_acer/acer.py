@@ -648,6 +648,8 @@ class ACER(StableBaselinesInterface):
             normalisation and the generator of the candidates have
         """
         policy, average = self.policy, self.average_policy
+        if not policy.training:  # after predict
+            policy.set_training_mode(True)
         update = compute_update(policy, average, batch, self.settings(), self._rngs.candidates)
         policy.flat.zero_grad()
         update.evaluation.backward(*update.gradients)

@@ -90,6 +90,8 @@ class SequenceReplayBuffer(ReplayBuffer):
         self.handle_timeout_termination = check_boolean("handle_timeout_termination", handle_timeout_termination)
         self.n_steps = n_steps
         self.n_slots = max(buffer_size // n_steps, 1)
+        if str(storage_device) == device.type:  # no other GPU than the networks'
+            storage_device = device
         self.storage_device = check_device("storage_device", storage_device)
         self.frame_stack = frame_stack
         self._stacks = {} if frame_stack is None else self._make_stacks(frame_stack)  # by keys of observations

@@ -28,12 +28,15 @@ class Column:
         device: th.device | str = "cpu",
         fill: int = 0,
     ) -> None:
-        ring = np.zeros((n_rows, *shape), dtype)  # zeros take no memory until they are written
-        if fill:
-            ring.fill(fill)
-        self.dtype = ring.dtype
-        # An array on the CPU, where torch takes several times as long to write a row; else a tensor.
-        self.ring: Any = ring if th.device(device).type == "cpu" else th.from_numpy(ring).to(device)
+        self.dtype = np.dtype(dtype)
+        self.ring: Any  # an array on the CPU, where torch takes several times as long to write a row; else a tensor
+        if th.device(device).type == "cpu":
+            self.ring = np.zeros((n_rows, *shape), dtype)  # zeros take no memory until they are written
+            if fill:
+                self.ring.fill(fill)
+        else:
+            of_torch = th.from_numpy(np.empty(0, dtype)).dtype
+            self.ring = th.full((n_rows, *shape), fill, dtype=of_torch, device=device)
 
     @property
     def nbytes(self) -> int:
@@ -68,10 +71,11 @@ class Column:
         :param state: what :meth:`state_dict` returned for a column of the same sizes
         """
         rows: Any = th.as_tensor(state["ring"])
-        rows = rows.numpy(force=True) if isinstance(self.ring, np.ndarray) else rows.to(self.ring.device)
+        is_array = isinstance(self.ring, np.ndarray)
+        rows = rows.numpy(force=True) if is_array else rows
         if rows.dtype != self.ring.dtype or rows.shape[1:] != self.ring.shape[1:]:
             raise TypeError(f"rows of {self.ring.dtype} and shape {tuple(self.ring.shape[1:])} are needed")
-        if len(rows) == len(self.ring):
+        if is_array and len(rows) == len(self.ring):
             self.ring = rows  # without a second copy in memory
         else:
             self.ring[: len(rows)] = rows

@@ -113,10 +113,11 @@ class DataParallelAlgorithm(RolloutAlgorithm):
     def _start_as_rank_0(self, total_timesteps: int, reset_num_timesteps: bool) -> None:
         """Let all ranks begin as rank 0 does."""
         call = {"total_timesteps": total_timesteps, "reset_num_timesteps": reset_num_timesteps}
+        device = {"type of device": self.device.type}
         others = {name: getattr(self, name) for name in ("n_envs", "num_timesteps", "_log_interval")}
         sizes = ("n_slots", "step", "pos", "full")
         buffer = {f"replay_buffer.{name}": getattr(self.replay_buffer, name) for name in sizes}
-        distributed.require_equal({**comparable_arguments(self), **call, **others, **buffer})
+        distributed.require_equal({**comparable_arguments(self), **device, **call, **others, **buffer})
         parameters, moments, schedule = distributed.from_first(
             (self.get_parameters(), self._moments(), self._rngs.schedule)
         )

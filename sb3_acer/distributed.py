@@ -84,21 +84,21 @@ def rank() -> int:
 def torchrun_group() -> Iterator[None]:
     """
     The group that torchrun describes in environment variables, if it has started this process: gloo for tensors on the
-    CPU, nccl for those on GPUs. Ranks of a machine that has fewer GPUs than ranks share them, and gloo is for all.
+    CPU, nccl for those on GPUs. If a machine has fewer GPUs than ranks, its ranks share them, and gloo is for all.
     """
     if not _AVAILABLE or not dist.is_torchelastic_launched() or dist.is_initialized():
         yield
         return
-    backend = None
-    if th.cuda.is_available():
-        n_gpus = th.cuda.device_count()
+    n_gpus = th.cuda.device_count()
+    if n_gpus:
         th.cuda.set_device(int(os.environ["LOCAL_RANK"]) % n_gpus)
-        if int(os.environ["LOCAL_WORLD_SIZE"]) > n_gpus:
-            backend = "gloo"  # to nccl two ranks on one GPU are an error
     store, own_rank, n_ranks = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
     # The store outlives a restart of the ranks, and then holds the addresses of those that have ended.
     name = _agree_on_a_name(store, own_rank, n_ranks)
     own_store = dist.PrefixStore(name, store)  # type: ignore[attr-defined]
+    own_store.set(f"GPUs of rank {own_rank}", str(int(n_gpus >= int(os.environ["LOCAL_WORLD_SIZE"]))))
+    has_own = [own_store.get(f"GPUs of rank {each}") == b"1" for each in range(n_ranks)]
+    backend = None if all(has_own) else "gloo"  # to nccl two ranks on one GPU are an error
     dist.init_process_group(backend, store=own_store, rank=own_rank, world_size=n_ranks)
     try:
         yield
@@ -149,10 +149,12 @@ def average(vectors: Sequence[th.Tensor]) -> None:
     for vector in vectors:
         whole = vector.contiguous()
         with _exchange():
-            if board is None or whole.device.type != "cpu":
-                dist.all_reduce(whole)
-            else:
+            if board is not None and whole.device.type == "cpu":
                 board.sum(whole)
+            else:
+                if board is not None:
+                    board.gather(b"")  # fails if a rank has been lost, for which nccl would wait for minutes
+                dist.all_reduce(whole)
         whole.div_(n_ranks)
         if whole is not vector:
             vector.copy_(whole)

@@ -430,8 +430,11 @@ class Categorical(Family):
 
     def score(self, stats: th.Tensor, actions: th.Tensor, weights: th.Tensor) -> th.Tensor:
         factors = self._factors(stats)
-        outcomes, weights = actions.transpose(-1, -2), weights.unsqueeze(-2).expand(*actions.shape[:-2], -1, -1)
-        summed = th.zeros_like(factors).scatter_add(-1, outcomes, weights.expand_as(outcomes))
+        if stats.is_cuda:  # scatter_add would add in another order each time
+            summed = (F.one_hot(actions, self.width) * weights[..., np.newaxis, np.newaxis]).sum(-3)
+        else:
+            outcomes, weights = actions.transpose(-1, -2), weights.unsqueeze(-2).expand(*actions.shape[:-2], -1, -1)
+            summed = th.zeros_like(factors).scatter_add(-1, outcomes, weights.expand_as(outcomes))
         return self._joined(summed) / (stats + EPSILON)
 
     def sample(self, stats: th.Tensor, noise: th.Tensor) -> th.Tensor:

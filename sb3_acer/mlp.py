@@ -157,7 +157,7 @@ class Chain:
             the CPU in float32 or float64
         """
         layers = self.layers
-        if not layers:
+        if not layers or not layers[0].weight.is_cpu:
             return None
         places = [part.data_ptr() for weight, bias, _ in layers for part in (weight, bias) if part is not None]
         known, known_places, arrays = self._memory

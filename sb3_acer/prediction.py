@@ -195,7 +195,7 @@ class PredictionInterface(BasePolicy, ABC):
         parts = list(observations.values()) if isinstance(observations, dict) else [observations]
         require(len({part.shape[0] for part in parts}) <= 1, "observation", "of equally many environments", observation)
         for part in parts:
-            is_finite = not part.is_complex() and bool(part.float().isfinite().all())
+            is_finite = bool(part.float().isfinite().all()) if part.is_floating_point() else not part.is_complex()
             require(is_finite, "observation", "finite in float32", observation)
         return observations, vectorized
 

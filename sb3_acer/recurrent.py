@@ -5,12 +5,16 @@ episode begins.
 To add one, subclass :class:`Recurrent`, or :class:`Gated` for cells that run over padded sequences.
 """
 
+import warnings
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
 import numpy as np
 import torch as th
 from torch import nn
+
+# The weights are parts of one vector (parameters.py), which cuDNN puts together again for each call.
+warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk", UserWarning)
 
 
 class Recurrent(nn.Module, ABC):

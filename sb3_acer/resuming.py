@@ -538,7 +538,7 @@ def _random_states() -> dict[str, Any]:
         "python": [version, list(numbers), gauss],
         "numpy": np.random.get_state(legacy=False),
         "torch": th.get_rng_state(),
-        "cuda": th.cuda.get_rng_state_all() if th.cuda.is_available() else [],
+        "cuda": th.cuda.get_rng_state_all() if th.cuda.is_initialized() else [],  # type: ignore[no-untyped-call]
     }
 
 

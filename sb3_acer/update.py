@@ -167,5 +167,6 @@ def metrics(family: Family, update: Update, c: float) -> dict[str, float]:
         "trust_region_scale": scale,
     }
     explained = explained_variance(q_values.flatten().cpu().numpy(), update.q_ret.flatten().cpu().numpy())
-    means = {name: quantity.float().mean().item() for name, quantity in quantities.items()}
+    numbers = th.stack([quantity.float().mean() for quantity in quantities.values()]).tolist()  # one wait for a GPU
+    means = dict(zip(quantities, numbers, strict=True))
     return {**means, "grad_norm": update.grad_norm, "explained_variance": float(explained)}

@@ -52,7 +52,7 @@ from sb3_acer.policies import ACERPolicy, MlpLstmPolicy, MlpPolicy
 from sb3_acer.recurrent import LSTM
 from sb3_acer.sequences import SequenceBatch
 from sb3_acer.update import Update, metrics
-from tests.helpers import Catch, Constant, Integers, Recall, Recorder, TMaze
+from tests.helpers import Catch, Constant, Integers, NormalisedFeatures, Recall, Recorder, TMaze
 
 SMALL: dict[str, Any] = {
     "n_steps": 5,
@@ -1195,6 +1195,14 @@ def test_every_action_reaches_the_environment_as_an_element_of_its_space(action_
 def test_a_wrong_argument_is_named_with_its_rule_and_value(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         small(**arguments)
+
+
+def test_an_update_after_predict_is_one_in_training_mode() -> None:
+    model = small(short_episodes(), policy_kwargs={"features_extractor_class": NormalisedFeatures}).learn(60)
+    model.predict(model.observation_space.sample())
+    before = [buffer.clone() for buffer in model.policy.buffers()]
+    model.update(model.replay_buffer.latest())
+    assert not any(map(th.equal, model.policy.buffers(), before))  # running means move in training mode alone
 
 
 @pytest.mark.parametrize(("device", "units", "warns"), [("cuda", 64, True), ("cuda", 512, False), ("cpu", 64, False)])

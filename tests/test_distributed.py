@@ -74,15 +74,17 @@ def test_a_process_without_a_group_is_its_only_rank() -> None:
         assert distributed.world_size() == 1
 
 
-@pytest.mark.parametrize(("n_gpus", "backend"), [(0, None), (1, "gloo"), (2, None)])
-def test_ranks_that_share_gpus_use_gloo(n_gpus: int, backend: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("n_gpus", "backend"), [(0, "gloo"), (1, "gloo"), (2, None)])
+def test_ranks_without_a_gpu_for_each_use_gloo(
+    n_gpus: int, backend: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     used: list[int] = []
     made: list[str | None] = []
+    store = dist.HashStore()  # type: ignore[attr-defined]
     monkeypatch.setattr(dist, "is_torchelastic_launched", lambda: True)
-    monkeypatch.setattr(dist, "rendezvous", lambda _: iter([(dist.HashStore(), 0, 1)]))  # type: ignore[attr-defined]
+    monkeypatch.setattr(dist, "rendezvous", lambda _: iter([(store, 0, 1)]))
     monkeypatch.setattr(dist, "init_process_group", lambda backend, **_: made.append(backend))
     monkeypatch.setattr(dist, "destroy_process_group", lambda: None)
-    monkeypatch.setattr(th.cuda, "is_available", lambda: n_gpus > 0)
     monkeypatch.setattr(th.cuda, "device_count", lambda: n_gpus)
     monkeypatch.setattr(th.cuda, "set_device", used.append)
     monkeypatch.setenv("LOCAL_RANK", "1")

@@ -163,11 +163,11 @@ class StableBaselinesInterface(ResumableAlgorithm):
         for name, (rows, part) in parts.items():
             if is_image_space(part):
                 newest = rows[0, 0] if rows.shape[2] in (1, 3) else rows[0, 0, -1:]  # the newest frame of a stack
-                self.logger.record(f"images/{name}", Image(newest, "CHW"), exclude=_ALL_BUT_TENSORBOARD)
+                self.logger.record(f"images/{name}", Image(newest.cpu(), "CHW"), exclude=_ALL_BUT_TENSORBOARD)
             else:
                 distributions[name] = rows.float()
         for name, values in distributions.items():
-            self.logger.record(f"histograms/{name}", values.flatten(), exclude=_ALL_BUT_TENSORBOARD)
+            self.logger.record(f"histograms/{name}", values.flatten().cpu(), exclude=_ALL_BUT_TENSORBOARD)
 
     def setup_model(self) -> None:
         """Build the networks, if ``_init_setup_model`` was False."""
