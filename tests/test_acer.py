@@ -1682,8 +1682,15 @@ def test_parts_of_an_observation_have_the_same_number_of_rows() -> None:
 
 
 def test_images_in_place_of_vectors_warn() -> None:
-    with pytest.warns(UserWarning, match="MlpPolicy takes images for vectors: CnnPolicy has a network for images"):
+    with pytest.warns(UserWarning, match="MlpPolicy takes images for vectors: CnnPolicy has a network") as warned:
         small(FakeImageEnv())
+    assert warned[0].filename == __file__
+
+
+def test_a_warning_of_net_arch_points_to_the_line_that_gave_it() -> None:
+    with pytest.warns(UserWarning, match="net_arch should be a dict") as warned:
+        small(policy_kwargs={"net_arch": [{"pi": [8]}]})
+    assert warned[0].filename == __file__
 
 
 def test_a_loop_that_forgets_the_recurrent_state_warns_and_others_do_not(recwarn: pytest.WarningsRecorder) -> None:

@@ -3,7 +3,6 @@
 import pickle
 import subprocess
 import sys
-import warnings
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -197,14 +196,6 @@ def test_an_agent_learns_on_a_gpu() -> None:
     )
     value = model.policy.predict_values(th.ones(1, 1, device="cuda"))
     assert value.item() == pytest.approx(2, rel=0.05)
-
-
-def test_small_networks_are_warned_of() -> None:
-    with pytest.warns(UserWarning, match=r"networks of [\d,]+ parameters are trained faster on the CPU: device='cpu'"):
-        make_model("Discrete").learn(16)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        make_model("Discrete", policy_kwargs={"net_arch": [512, 512]}).learn(16)
 
 
 def test_an_exported_agent_acts_as_it_did_on_the_gpu(tmp_path: Path) -> None:

@@ -518,3 +518,51 @@ def test_a_module_in_the_arguments_of_the_policy_is_saved_once(tmp_path: Path) -
     size = sum(parameter.numel() * 4 for parameter in net.parameters())
     assert (tmp_path / "agent.zip").stat().st_size < 8 * size
     assert model.policy_kwargs["features_extractor_kwargs"]["net"] is net
+
+
+def test_one_parameter_whose_memory_was_replaced_is_attached_again() -> None:
+    network = nn.Linear(2, 2)
+    flat = FlatParameters(network)
+    network.weight.data = th.ones(2, 2)
+    flat.keep_attached()
+    assert (network.weight == 1).all()
+    flat.vectors[0].data.zero_()
+    assert not network.weight.any()
+
+
+def test_a_buffer_of_another_shape_is_copied_and_not_shared() -> None:
+    ours, theirs = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
+    theirs.running_mean = th.zeros(4)
+    FlatParameters(ours).average(FlatParameters(theirs), 0.5)
+    theirs.running_mean.add_(1)
+    assert ours.running_mean is not None
+    assert ours.running_mean.tolist() == [0.0] * 4
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_adam_is_fused_as_it_is_told(fused: bool) -> None:
+    optimizer = FlatParameters(a_network()).make_optimizer(th.optim.Adam, 1e-2, {"fused": fused})
+    assert optimizer.defaults["fused"] == fused
+
+
+def test_a_step_takes_a_closure_and_counts_as_sb3s_does() -> None:
+    losses, states = [], []
+    for is_flat in (True, False):
+        network = a_network()
+        optimizer: Any
+        if is_flat:
+            optimizer = FlatParameters(network).make_optimizer(RMSpropTFLike, 1e-2, {})
+        else:
+            optimizer = RMSpropTFLike(network.parameters(), lr=1e-2)
+
+        def closure(network: Any = network, optimizer: Any = optimizer) -> th.Tensor:
+            optimizer.zero_grad()
+            loss = loss_of(network)
+            loss.backward()  # type: ignore[no-untyped-call]
+            return loss
+
+        losses.append([optimizer.step(closure).item() for _ in range(3)])
+        states.append({(tuple(state), state["step"]) for state in optimizer.state.values()})
+    assert losses[0] == pytest.approx(losses[1], rel=1e-9)
+    assert losses[0][0] != losses[0][1]
+    assert states[0] == states[1]

@@ -16,7 +16,7 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
-from stable_baselines3.common.torch_layers import FlattenExtractor, NatureCNN
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, FlattenExtractor, NatureCNN
 from torch import nn
 from torch.nn.utils import parametrize
 
@@ -28,6 +28,7 @@ from sb3_acer.policies import (
     Evaluation,
     MlpPolicy,
     MultiInputPolicy,
+    split_net_arch,
 )
 from sb3_acer.recurrent import LSTM, LayerNormLSTM
 from sb3_acer.sequences import SequenceBatch
@@ -931,7 +932,18 @@ def test_a_list_of_one_dict_is_taken_for_the_dict_with_a_warning() -> None:
 
 @pytest.mark.parametrize(
     "net_arch",
-    [{"pi": [8], "qf": [8], "vf": [8]}, {"pi": [8], "q": [8]}, {"shared": [8]}, ["64"], [[64, 64]], [64, {"pi": [8]}]],
+    [
+        {"pi": [8], "qf": [8], "vf": [8]},
+        {"qf": [8], "vf": [8]},
+        {"pi": [8], "q": [8]},
+        {"shared": [8]},
+        ["64"],
+        [[64, 64]],
+        [64, {"pi": [8]}],
+        64,
+        [True],
+        [2**20 + 1],
+    ],
     ids=str,
 )
 def test_another_form_of_net_arch_is_an_error_that_names_the_keys(net_arch: Any) -> None:
@@ -1067,3 +1079,78 @@ def test_a_policy_for_images_may_be_of_float64() -> None:
     policy = make(IMAGE).double()
     evaluation = evaluate(policy, sequences(policy))
     assert evaluation.stats.dtype == evaluation.q_values.dtype == th.float64
+
+
+class InOrder(BaseFeaturesExtractor):
+    """Concatenates the parts of an observation in the order in which they come."""
+
+    def __init__(self, observation_space: spaces.Dict) -> None:
+        super().__init__(observation_space, 4)
+
+    def forward(self, observations: dict[str, th.Tensor]) -> th.Tensor:
+        return th.cat(list(observations.values()), -1)
+
+
+def test_the_parts_of_an_observation_may_be_given_in_any_order() -> None:
+    space = spaces.Dict(x=spaces.Box(-1, 1, (2,)), y=spaces.Box(-1, 1, (2,)))
+    policy = make(space, features_extractor_class=InOrder)
+    x, y = np.array([0.1, 0.2]), np.array([-0.9, 0.3])
+    stats = [policy.predict_statistics(each)[0] for each in ({"x": x, "y": y}, {"y": y, "x": x}, {"x": y, "y": x})]
+    assert th.equal(stats[0], stats[1])
+    assert not th.equal(stats[0], stats[2])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ortho_init",
+        "learn_log_std",
+        "share_features_extractor",
+        "shared_lstm",
+        "enable_critic_lstm",
+        "normalize_images",
+    ],
+)
+def test_what_python_merely_takes_for_true_is_refused(name: str) -> None:
+    arguments: dict[str, Any] = {name: "no"}
+    with pytest.raises(ValueError, match=f"{name} must be True or False, got 'no'"):
+        make(**arguments)
+
+
+def test_widths_are_from_1_to_2_to_the_20() -> None:
+    assert split_net_arch([1, 2**20]) == ([1, 2**20], [1, 2**20])
+
+
+def broken() -> Any:
+    raise RuntimeError
+
+
+class Strict(th.optim.SGD):
+    def __init__(self, params: Any, lr: float, gain: float = 1.0) -> None:
+        assert gain > 0
+        super().__init__(params, lr)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"features_extractor_class": nn.Linear}, "features_extractor_class must be a subclass of .*Linear"),
+        ({"recurrent_class": nn.Linear}, "recurrent_class must be a subclass of .*Linear"),
+        ({"optimizer_class": nn.Linear}, "optimizer_class must be a subclass of .*Linear"),
+        ({"features_extractor_kwargs": {"width": 3}}, "features_extractor_kwargs must be arguments of Fl.* 'width'"),
+        ({"optimizer_kwargs": {"params": []}}, "optimizer_kwargs must be without params, lr, .* got 'params'"),
+        ({"optimizer_class": Strict, "optimizer_kwargs": {"gain": -1}}, "must fit Strict, got {'gain': -1}"),
+        ({"activation_fn": broken}, "activation_fn must be a class of torch modules"),
+        ({"lstm_hidden_size": 2**16 + 1}, "lstm_hidden_size must be an integer of at most 65536, got 65537"),
+        ({"n_lstm_layers": 2**10 + 1}, "n_lstm_layers must be an integer of at most 1024, got 1025"),
+    ],
+    ids=str,
+)
+def test_other_impossible_arguments_are_refused_by_name(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make(**arguments)
+
+
+def test_complex_observations_are_refused() -> None:
+    with pytest.raises(ValueError, match="observation must be finite in float32, got"):
+        make().predict(np.full(3, 1j))

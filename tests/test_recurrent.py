@@ -1,6 +1,7 @@
 """Laws of LSTMs and of policies that have them: one step at a time is the same as all steps at once."""
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from functools import partial
@@ -828,6 +829,7 @@ class Stateless(LSTM):
         ({"lstm_hidden_size": 2.5}, "lstm_hidden_size must be .*at least 1, got 2.5"),
         ({"n_lstm_layers": 0}, "n_lstm_layers must be .*at least 1, got 0"),
         ({"n_lstm_layers": 1.5}, "n_lstm_layers must be .*at least 1, got 1.5"),
+        ({"lstm_kwargs": []}, r"lstm_kwargs must be a dict of keyword arguments, or None, got \[\]"),
         ({"lstm_kwargs": {"drop_out": 0.5}}, r"lstm_kwargs must be arguments of LSTM, got \{'drop_out': 0.5\}"),
         ({"lstm_kwargs": {"hidden_size": 5}}, r"lstm_kwargs must be arguments of LSTM, got \{'hidden_size': 5\}"),
         ({"lstm_kwargs": {"batch_first": True}}, "lstm_kwargs must be arguments of LSTM, got"),
@@ -870,3 +872,12 @@ def test_recurrent_class_makes_any_policy_recurrent() -> None:
     slot = a_slot(named, some_endings(4, 3))
     for ours, theirs in zip(evaluate(named, slot)[:-1], evaluate(other, slot)[:-1], strict=True):
         assert th.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 1e300])
+def test_a_state_that_is_not_finite_is_refused(value: float) -> None:
+    policy = MlpLstmPolicy(VECTOR, ACTIONS["Discrete"], constant, lstm_hidden_size=4)
+    state = np.zeros((1, policy.state_size))
+    state[0, 0] = value
+    with pytest.raises(ValueError, match="state must be finite, got"):
+        policy.predict(np.zeros(3), state)
