@@ -1144,7 +1144,6 @@ class Strict(th.optim.SGD):
         ({"lstm_hidden_size": 2**16 + 1}, "lstm_hidden_size must be an integer of at most 65536, got 65537"),
         ({"n_lstm_layers": 2**10 + 1}, "n_lstm_layers must be an integer of at most 1024, got 1025"),
     ],
-    ids=str,
 )
 def test_other_impossible_arguments_are_refused_by_name(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
