@@ -85,7 +85,7 @@ def test_the_ffmpeg_of_the_system_is_preferred(tmp_path: Path, monkeypatch: pyte
 def plotted(continued: tuple[Path, str]) -> tuple[Path, str]:
     """A folder with all plots, and what the commands printed."""
     folder = continued[0]
-    printed = sb3_acer("plot-train", "-w", "3", cwd=folder)
+    printed = sb3_acer("plot-train", "-w", "2", cwd=folder)
     printed += sb3_acer("all-plots", "--no-million", "-o", "results", cwd=folder)
     printed += sb3_acer("plot-from-file", "-i", "results", "--no-million", "--boxplot", cwd=folder)
     return folder, printed
@@ -119,7 +119,7 @@ def test_plots_show_every_run(plotted: tuple[Path, str], monkeypatch: pytest.Mon
     shown = []
     monkeypatch.setattr(plt, "show", lambda: shown.append(plt.gca().get_legend_handles_labels()[1]))
     monkeypatch.setattr(plt, "get_backend", lambda: "TkAgg")  # as with a screen: no files
-    sb3_acer("plot-train", "-w", "3", cwd=plotted[0])
+    sb3_acer("plot-train", "-w", "2", cwd=plotted[0])
     plt.close("all")
     assert [sorted(names) for names in shown] == [["CartPole-v1_1", "CartPole-v1_2"]]
 
