@@ -82,7 +82,8 @@ def read_games(folder: Path) -> np.ndarray:
         lines = [line.split(",") for line in part.read_text().splitlines()[2:]]
         columns = np.array(lines, float).reshape(-1, 4)[:, [0, 2, 3]]  # of r, l, t, steps
         games = games[games[:, 2] <= first_step(part)]  # what came after the checkpoint was played again
-        columns[:, 1] += games[-1, 1] if len(games) else 0
+        if len(games) and len(columns) and columns[0, 1] < games[-1, 1]:  # else the checkpoint had the time as well
+            columns[:, 1] += games[-1, 1]
         games = np.append(games, columns, 0)
     return games
 

@@ -102,3 +102,5 @@ def test_games_of_a_continued_run_follow_one_another(tmp_path: Path) -> None:
     games = outcome.read_games(tmp_path)
     np.testing.assert_array_equal(games, [[1, 10, 20000], [3, 15, 70000]])
     assert outcome.curve_of_games(games)[-1] == outcome.Point(50_000, 1, 0, 10)
+    (tmp_path / "50000.monitor.csv").write_text(header + "3,9,15.0,70000\n")  # its time goes on
+    np.testing.assert_array_equal(outcome.read_games(tmp_path), games)
