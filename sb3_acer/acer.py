@@ -302,8 +302,8 @@ class ACER(StableBaselinesInterface):
         n_parameters = sum(vector.numel() for vector in self.policy.flat.vectors)
         if self.device.type == "cuda" and n_parameters < _SMALL:
             warnings.warn(
-                f"networks of {n_parameters:,} parameters are trained faster on the CPU: device='cpu' (a GPU pays from "
-                f"about {_SMALL:,} on, which networks for images have)",
+                f"networks of {n_parameters:,} parameters are trained faster on the CPU: device='cpu'. A GPU pays from about "
+                f"{_SMALL:,} on; networks for images have more",
                 stacklevel=3,
             )
 

@@ -61,7 +61,7 @@ class SequenceReplayBuffer(ReplayBuffer):
     :param n_steps: steps of a slot (T)
     :param frame_stack: number of frames of an image observation, for Dict observations a dict of such by key; 1 to
         store observations as they are; None to be told by :meth:`expect_frame_stack`
-    :param storage_device: device that observations are stored on
+    :param storage_device: device that observations are stored on; "cuda" without a number: the GPU of ``device``
     :raises ValueError: if ``buffer_size``, ``n_envs`` or ``n_steps`` is less than 1, if ``frame_stack`` does not divide
         the channels, and if there is no such device
     """
@@ -90,7 +90,7 @@ class SequenceReplayBuffer(ReplayBuffer):
         self.handle_timeout_termination = check_boolean("handle_timeout_termination", handle_timeout_termination)
         self.n_steps = n_steps
         self.n_slots = max(buffer_size // n_steps, 1)
-        if str(storage_device) == device.type:  # no other GPU than the networks'
+        if str(storage_device) == device.type:  # a GPU without a number would be the current one
             storage_device = device
         self.storage_device = check_device("storage_device", storage_device)
         self.frame_stack = frame_stack
