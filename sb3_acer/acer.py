@@ -302,8 +302,8 @@ class ACER(StableBaselinesInterface):
         n_parameters = sum(vector.numel() for vector in self.policy.flat.vectors)
         if self.device.type == "cuda" and n_parameters < _SMALL:
             warnings.warn(
-                f"networks of {n_parameters:,} parameters are trained faster on the CPU: device='cpu'. A GPU pays from about "
-                f"{_SMALL:,} on; networks for images have more",
+                f"networks of {n_parameters:,} parameters are trained faster on the CPU: device='cpu'. A GPU pays "
+                f"from about {_SMALL:,} on; networks for images have more",
                 stacklevel=3,
             )
 
