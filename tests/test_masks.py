@@ -283,6 +283,26 @@ def test_where_one_action_is_left_everything_is_finite_and_nothing_is_learnt_of_
     close(update.ratio, th.ones_like(update.ratio), 1e-5)
 
 
+@every_action
+def test_masks_apply_to_sequences_without_a_truncated_episode(action_space: Space) -> None:
+    policy = random_policy(action_space)
+    batch = random_batch(policy, random_masks(action_space, 9, 0), 0)
+    masks, finals, final_observations = batch.masks, batch.final_masks, batch.final_observations
+    assert masks is not None
+    assert finals is not None
+    assert isinstance(final_observations, th.Tensor)
+    none = batch._replace(
+        truncated=batch.truncated & False,
+        final_observations=final_observations[:0],
+        final_steps=batch.final_steps[:0],
+        final_masks=finals[:0],
+    )
+    found, same = (policy.evaluate(each, 2, np.random.default_rng(0)) for each in (batch, none))
+    assert not same.stats[~masks[:-1]].any()
+    for name in ("stats", "values", "q_values", "candidates", "candidate_values"):
+        close(getattr(same, name), getattr(found, name))
+
+
 def test_traces_have_the_dimensions_of_the_state_that_the_action_was_taken_in() -> None:
     """So the masks that follow the last step have no effect, where V does not depend on the policy."""
     policy = random_policy(spaces.MultiDiscrete([3, 2, 4]))
@@ -682,7 +702,11 @@ def test_predictions_and_probabilities_are_those_of_valid_actions_alone(action_s
     close(log_prob, family.log_likelihood(stats, components), 1e-5)
     close(th.as_tensor(entropy), family.entropy(stats), 1e-4)
     close(values, agent.policy.predict_values(tensors, action_masks=masks))
-    assert len(agent.policy(tensors, action_masks=masks)) == 3
+    for deterministic in (True, False):
+        chosen, given, log_prob = agent.policy(tensors, deterministic, masks)
+        assert log_prob.isfinite().all()
+        close(log_prob, family.log_likelihood(stats, chosen.reshape(N_STATES, -1)), 1e-5)
+        close(given, values)
 
 
 def test_the_value_of_a_state_is_the_mean_q_of_its_valid_actions() -> None:
@@ -816,6 +840,12 @@ def test_masks_that_do_not_fit_are_errors_of_predict(masks: Any, message: str) -
         agent.predict(np.zeros(N_STATES), action_masks=masks)
     with pytest.raises(ValueError, match=message):
         agent.action_probability(np.zeros(N_STATES), action_masks=masks)
+
+
+@pytest.mark.parametrize("n_valid", [1, 255, 256, 512])
+def test_any_number_of_actions_may_be_valid(n_valid: int) -> None:
+    masks = np.arange(512) < n_valid
+    assert np.array_equal(make_family(spaces.Discrete(512)).check_masks(masks, 1), masks[np.newaxis])
 
 
 def test_masks_of_each_component_that_are_not_side_by_side_are_an_error() -> None:
