@@ -48,6 +48,13 @@ def loss_of(network: nn.Module) -> th.Tensor:
     return loss
 
 
+class ToFloat(nn.Module):
+    """The same numbers as float32."""
+
+    def forward(self, x: th.Tensor) -> th.Tensor:
+        return x.float()
+
+
 def is_flat(flat: FlatParameters) -> bool:
     """Whether parameters and gradients are views of the vectors."""
     memory = [range(vector.data_ptr(), vector.data_ptr() + vector.nbytes) for vector in flat.vectors]
@@ -159,13 +166,20 @@ def test_the_norm_is_of_all_gradients_together(bound: float | None) -> None:
         th.testing.assert_close(own.grad, other.grad, rtol=1e-5, atol=1e-12)
 
 
-def test_gradients_do_not_add_up_even_if_somebody_has_removed_them() -> None:
+def test_gradients_do_not_add_up_even_if_somebody_has_removed_or_replaced_them() -> None:
     network, same = a_network(), a_network()
+    for each in (network, same):
+        each[-1].float()
+        each.insert(len(each) - 1, ToFloat())
     flat = FlatParameters(network)
+    assert len(flat.vectors) == 2
     loss_of(same).backward()  # type: ignore[no-untyped-call]
-    for remove in (False, True, False):
-        if remove:
+    for change in ("none", "removed", "replaced", "none"):
+        if change == "removed":
             network.zero_grad(set_to_none=True)
+        if change == "replaced":
+            for own in network.parameters():
+                own.grad = th.ones_like(own)
         flat.zero_grad()
         loss_of(network).backward()  # type: ignore[no-untyped-call]
         for own, other in zip(network.parameters(), same.parameters(), strict=True):
@@ -312,6 +326,24 @@ def test_a_pickled_policy_is_flat_and_acts_alike() -> None:
         assert th.equal(own, theirs)
 
 
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda policy: pickle.loads(pickle.dumps(policy))])
+def test_the_optimizer_of_a_copied_policy_makes_the_same_steps(
+    duplicate: Callable[[ACERPolicy], ACERPolicy],
+) -> None:
+    policy = a_policy(optimizer_class=th.optim.Adam)
+    initial = [parameter.detach().clone() for parameter in policy.parameters()]
+    policies = (policy, duplicate(policy))
+    for each in policies:
+        for learns in (True, True, False):
+            each.pi_net.requires_grad_(learns)  # frozen later, though its moments would move it
+            each.optimizer.zero_grad()
+            each.predict_values(th.ones(2, 3)).sum().backward()  # type: ignore[no-untyped-call]
+            each.optimizer.step()
+    ours, theirs = (list(each.parameters()) for each in policies)
+    assert all(map(th.equal, ours, theirs))
+    assert not any(map(th.equal, ours, initial))
+
+
 def test_loading_parameters_keeps_a_policy_flat() -> None:
     policy, other = a_policy(), a_policy()
     file = io.BytesIO()
@@ -365,8 +397,9 @@ def test_networks_for_images_are_flat_too() -> None:
     model = ACER("CnnPolicy", DummyVecEnv([Catch]), n_steps=5, device="cpu", policy_kwargs={"use_bfloat16": False})
     model.learn(10)
     assert is_flat(model.policy.flat)
-    weight = model.policy.features_extractor.cnn[0].weight  # type: ignore[index, union-attr]
+    weight = model.policy.features_extractor.cnn[2].weight  # type: ignore[index, union-attr]
     assert weight.is_contiguous(memory_format=th.channels_last)
+    assert not weight.is_contiguous()
     assert np.isfinite(model.policy.flat.vectors[0].detach().numpy()).all()
 
 
@@ -378,6 +411,18 @@ def test_a_buffer_that_a_module_assigns_anew_is_copied_to_the_average() -> None:
         average.average(current, 0.5)
         assert ours.running_mean is not None
         assert ours.running_mean.tolist() == [value] * 3
+
+
+def test_an_optimizer_of_copies_and_parameters_in_another_order_are_refused() -> None:
+    network = a_network()
+    flat = FlatParameters(network)
+    optimizer = flat.make_optimizer(th.optim.SGD, 0.1, {})
+    flat.require_unchanged(optimizer)
+    with pytest.raises(ValueError, match=r"policy.optimizer must be the one .*, got SGD of other parameters"):
+        flat.require_unchanged(copy.deepcopy(optimizer))
+    network.append(network.pop(0))
+    with pytest.raises(ValueError, match="policy must keep the parameters that it was built with, in their order"):
+        flat.require_unchanged(optimizer)
 
 
 def test_gradients_of_several_types_are_clipped_together() -> None:
@@ -499,6 +544,18 @@ def test_an_average_whose_memory_was_replaced_moves() -> None:
     average.weight.data = th.zeros(2, 2)
     of_average.average(flat, 0.5)
     th.testing.assert_close(average.weight, 0.5 * network.weight.detach())
+
+
+def test_an_average_may_be_of_another_precision() -> None:
+    average, network = nn.Linear(2, 2), nn.Linear(2, 2).double()
+    before = average.weight.detach().clone()
+    FlatParameters(average).average(FlatParameters(network), 0.75)
+    th.testing.assert_close(average.weight.detach(), 0.75 * before + 0.25 * network.weight.detach().float())
+
+
+def test_a_buffer_that_is_none_is_left_out() -> None:
+    assert FlatParameters(nn.BatchNorm1d(3, track_running_stats=False)).buffers() == []
+    assert len(FlatParameters(nn.BatchNorm1d(3)).buffers()) == 3
 
 
 def test_a_module_in_the_arguments_of_the_policy_is_saved_once(tmp_path: Path) -> None:
