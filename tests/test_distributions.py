@@ -669,10 +669,15 @@ def test_ratios_of_many_components_do_not_underflow_where_pi_may_take_the_action
     assert bits.ratio(never, th.tensor([[0.5, 0.5] * n]), th.ones(1, n, dtype=th.int64)).item() == 0
 
 
-@pytest.mark.parametrize("bounds", [(-LARGEST, LARGEST), (-1.0, LARGEST), (-1e5, 1e5)])
+@pytest.mark.parametrize("bounds", [(-LARGEST, LARGEST), (-1.0, LARGEST), (-1e5, 1e5), (-5_000.0, 5_001.0)])
 def test_bounds_far_from_each_other_count_as_none(bounds: tuple[float, float]) -> None:
     actions = th.tensor([[-0.5], [0.0], [2.0]])
     close(make_family(spaces.Box(*bounds, (1,))).encode(actions), actions)
+
+
+def test_bounds_ten_thousand_apart_are_still_scaled() -> None:
+    encoded = make_family(spaces.Box(0, 10_000, (1,))).encode(th.tensor([[0.0], [5_000.0], [10_000.0]]))
+    close(encoded, th.tensor([[-1.0], [0.0], [1.0]]))
 
 
 @every_gaussian
@@ -861,8 +866,19 @@ def test_actions_go_to_the_environment_and_back(space: Space) -> None:
 @every_categorical
 def test_what_is_between_two_actions_is_no_action(space: Space) -> None:
     space.seed(0)
+    between = np.asarray(space.sample(), np.float64)
+    between.flat[0] += 0.5  # and the other components are right
     with pytest.raises(ValueError, match="actions must be of"):
-        make_family(space).from_env(np.asarray(space.sample()) + 0.5)
+        make_family(space).from_env(between)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@every_gaussian
+def test_vectors_that_are_not_finite_are_no_actions(space: Space, value: float) -> None:
+    vector = np.zeros(space.shape or ())
+    vector.flat[0] = value
+    with pytest.raises(ValueError, match="actions must be finite, got"):
+        make_family(space).from_env(vector)
 
 
 @every_space
