@@ -1699,7 +1699,9 @@ def test_a_loop_that_forgets_the_recurrent_state_warns_and_others_do_not(recwarn
     for step in range(3):
         _, state = model.predict(observation, state)
         model.predict(observation, episode_start=np.array([step == 0]))
-    small("CartPole-v1").predict(observation)
+    feed_forward = small("CartPole-v1")
+    for _ in range(2):
+        feed_forward.predict(observation)
     evaluate_policy(model, model.get_env(), 2, warn=False)  # type: ignore[arg-type]
     assert not [warning for warning in recwarn if "predict" in str(warning.message)]
     model.predict(observation)

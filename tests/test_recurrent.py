@@ -312,8 +312,11 @@ def test_the_defaults_are_torchs(own: Any, torchs: Any) -> None:
     assert LayerNormLSTM(3, 5).n_layers == 1
 
 
-def test_dropout_acts_on_sequences_in_training_and_never_on_steps() -> None:
-    network = LSTM(3, 40, 2, dropout=0.5)
+@pytest.mark.parametrize("bias", [True, False], ids=["with biases", "without biases"])
+@pytest.mark.parametrize("network_class", [LSTM, GRU])
+def test_dropout_acts_on_sequences_in_training_and_never_on_steps(network_class: type[LSTM | GRU], bias: bool) -> None:
+    network = network_class(3, 40, 2, bias=bias, dropout=0.5)
+    assert any("bias" in name for name, _ in network.named_parameters()) == bias
     given = some_endings(5, 3)
     features, states = (each.detach().float() for each in inputs_of(network, given))
     network.eval()
@@ -498,7 +501,9 @@ def test_warming_up_equals_acting_and_has_no_dropout() -> None:
     given = a_slot(policy, some_endings(5, 3))
     expected = walk(policy, given).before.detach()
     policy.set_training_mode(True)
-    close(policy.states_after(given, 3), expected[3], 1e-5)
+    after = policy.states_after(given, 3)
+    close(after, expected[3], 1e-5)
+    assert not after.requires_grad
     assert policy.training
 
 
