@@ -96,8 +96,8 @@ def policy_class(observation_space: Space) -> type[ACERPolicy]:
 
 
 def make(observation_space: Space = VECTOR, action_space: Space = DISCRETE, **arguments: Any) -> ACERPolicy:
-    """A policy whose heads are not as good as 0 to begin with."""
-    arguments = {"ortho_init": False, **arguments}
+    """A policy whose heads and standard deviation are not as good as 0 and 1 to begin with."""
+    arguments = {"ortho_init": False, "log_std_init": -0.5, **arguments}
     return policy_class(observation_space)(observation_space, action_space, constant, **arguments)
 
 
@@ -480,6 +480,14 @@ def test_images_are_divided_by_255_unless_normalize_images_is_false() -> None:
     close(stats_of(raw, images), policy.pi_head(policy.features_extractor(images.float())).softmax(-1))
 
 
+def test_images_that_are_normalised_already_are_not_divided_by_255() -> None:
+    space = spaces.Box(0, 1, IMAGE.shape)
+    kwargs = {"normalized_image": True}
+    policy = make(space, features_extractor_class=NatureCNN, features_extractor_kwargs=kwargs)
+    images = rows_of(space, 4)
+    close(stats_of(policy, images), policy.pi_head(policy.features_extractor(images)).softmax(-1))
+
+
 @pytest.mark.parametrize("in_dict", [True, False], ids=["Dict", "flattened"])
 @pytest.mark.parametrize("normalize_images", [True, False])
 def test_images_of_any_extractor_are_divided_by_255_unless_normalize_images_is_false(
@@ -573,6 +581,14 @@ def test_predictions_are_elements_of_the_action_space(
     one = {key: part[0] for key, part in observations.items()} if isinstance(observations, dict) else observations[0]
     action, _ = policy.predict(one, deterministic=True)
     np.testing.assert_allclose(action, mode[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "action_space",
+    [spaces.Box(-1, 1, (1,)), spaces.Box(-1, 1, (1, 1)), spaces.MultiDiscrete([3]), spaces.MultiBinary(1)],
+)
+def test_the_action_of_one_environment_keeps_the_axes_of_its_space(action_space: Space) -> None:
+    assert action_space.contains(make(VECTOR, action_space).predict(np.zeros(3, np.float32))[0])
 
 
 @every_combination
@@ -697,12 +713,13 @@ def test_acting_uses_masks_and_a_step_of_ones_own() -> None:
         def step(self, observations: Any, states: th.Tensor, masks: Any = None) -> tuple[th.Tensor, th.Tensor]:
             return th.full((len(observations), 4), 0.25), states
 
-    observations, states = np.zeros((2, 3), np.float32), np.zeros((2, 0), np.float32)
+    observations, states = np.ones((2, 3), np.float32), np.zeros((2, 0), np.float32)
     masks = np.array([[True, False, True, False], [False, False, False, True]])
     stats, _ = make().act(observations, states, masks)
     assert ((stats > 0) == masks).all()
     np.testing.assert_allclose(stats.sum(-1), 1, rtol=1e-6)
-    assert (Uniform(VECTOR, DISCRETE, constant).act(observations, states)[0] == 0.25).all()
+    uniform = Uniform(VECTOR, DISCRETE, constant, ortho_init=False)
+    assert (uniform.act(observations, states)[0] == 0.25).all()
 
 
 def test_acting_uses_an_extract_features_of_ones_own() -> None:
@@ -716,6 +733,29 @@ def test_acting_uses_an_extract_features_of_ones_own() -> None:
     plain = make()
     plain.load_state_dict(policy.state_dict())
     close(th.from_numpy(acted), stats_of(plain, 3 * th.from_numpy(observations)))
+
+
+class Keeping(FlattenExtractor):
+    """Adds a multiple of the first observations that it got."""
+
+    kept: th.Tensor | None = None
+
+    def __init__(self, observation_space: spaces.Box) -> None:
+        super().__init__(observation_space)
+        self.scale = nn.Parameter(th.ones(()))
+
+    def forward(self, observations: th.Tensor) -> th.Tensor:
+        self.kept = observations.mean(0) if self.kept is None else self.kept
+        return observations + self.scale * self.kept
+
+
+def test_a_module_may_keep_what_it_was_given_in_acting_for_training() -> None:
+    policy = make(features_extractor_class=Keeping)
+    policy.act(np.ones((2, 3), np.float32), np.zeros((2, 0), np.float32))
+    found = evaluate(policy, sequences(policy))
+    found.backward(th.randn_like(found.stats), th.ones_like(found.q_values))
+    scale: Any = policy.features_extractor.scale
+    assert scale.grad.item() != 0
 
 
 class WithDropout(FlattenExtractor):
@@ -903,6 +943,15 @@ def test_net_arch_gives_the_layers_of_both_networks(
     assert all(quantity.isfinite().all() for quantity in found[:-1])
 
 
+@pytest.mark.parametrize("action_space", [DISCRETE, ACTIONS["Box"]], ids=["Discrete", "Box"])
+def test_without_hidden_layers_each_head_has_the_width_of_its_input(action_space: Space) -> None:
+    policy = make(VECTOR, action_space, net_arch=[], enable_critic_lstm=False, **RECURRENCES["LSTM"])
+    head: Any = policy.q_head
+    assert (policy.pi_head.in_features, head.get_submodule(head.last_layer).in_features) == (16, 3)
+    found = evaluate(policy, sequences(policy))
+    assert all(quantity.isfinite().all() for quantity in found[:-1])
+
+
 def test_an_activation_function_may_be_made_by_a_function() -> None:
     net = make(activation_fn=partial(nn.LeakyReLU, 0.3)).pi_net
     assert [module.negative_slope for module in net if isinstance(module, nn.LeakyReLU)] == [0.3, 0.3]
@@ -1075,8 +1124,9 @@ def test_a_forward_method_of_a_modules_own_is_called() -> None:
     assert (policy.predict(np.stack([VECTOR.sample()] * 50))[0] == 0).all()
 
 
-def test_a_policy_for_images_may_be_of_float64() -> None:
-    policy = make(IMAGE).double()
+@pytest.mark.parametrize("use_bfloat16", [False, True])
+def test_a_policy_for_images_may_be_of_float64(use_bfloat16: bool) -> None:
+    policy = make(IMAGE, use_bfloat16=use_bfloat16).double()
     evaluation = evaluate(policy, sequences(policy))
     assert evaluation.stats.dtype == evaluation.q_values.dtype == th.float64
 
