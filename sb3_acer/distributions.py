@@ -334,7 +334,7 @@ def _gradient(function: Callable[..., th.Tensor], at: th.Tensor, *constants: th.
     with th.inference_mode(False), th.enable_grad():
         x = at.detach().clone().requires_grad_()  # clones, since tensors of inference mode have no gradients
         values = function(x, *(constant.clone() for constant in constants))
-        return th.autograd.grad(values.sum(), x, materialize_grads=True)[0]
+        return th.autograd.grad(values.sum(), x)[0]
 
 
 class Categorical(Family):

@@ -247,7 +247,7 @@ class FlatParameters:
     def _collect_gradients(self) -> None:
         """Copy gradients that have been replaced, by a hook for example, into the vectors'."""
         for parameter, gradient in zip(self.parameters, self._gradients, strict=True):
-            if gradient is None or parameter.grad is gradient or not parameter.requires_grad:
+            if gradient is None or parameter.grad is gradient:
                 continue
             if parameter.grad is None:  # after zero_grad(set_to_none=True)
                 gradient.zero_()
