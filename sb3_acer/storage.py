@@ -35,6 +35,7 @@ def write_state(file: io.BufferedIOBase, state: dict[str, Any]) -> None:
 
     :param file: to write to
     :param state: dicts with string keys, lists, arrays, tensors, strings, numbers, booleans and None
+    :raises ValueError: if an array holds objects, which are not read again
     """
     arrays: list[np.ndarray] = []
 
@@ -49,8 +50,11 @@ def write_state(file: io.BufferedIOBase, state: dict[str, Any]) -> None:
         return [packed(part) for part in value] if isinstance(value, (list, tuple)) else value
 
     header = json.dumps({"format": FORMAT, "state": packed(state)}).encode()
-    members = {str(index): array for index, array in enumerate(arrays)}
-    np.savez(file, allow_pickle=False, **{_HEADER: np.frombuffer(header, np.uint8), **members})
+    members = {_HEADER: np.frombuffer(header, np.uint8)} | {str(index): array for index, array in enumerate(arrays)}
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, array in members.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)
 
 
 def read_state(file: io.BufferedIOBase, name: str) -> dict[str, Any]:
