@@ -682,7 +682,7 @@ def _like(array: Array, other: Any) -> Array:
 
 def _cast(array: Array, dtype: np.dtype[Any]) -> Array:
     if isinstance(array, th.Tensor):
-        return array.to(th.from_numpy(np.empty(0, dtype)).dtype)
+        return array.to(getattr(th, dtype.name))
     return array.astype(dtype, copy=False)
 
 
