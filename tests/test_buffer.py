@@ -1003,6 +1003,26 @@ def test_a_reset_buffer_is_a_new_one(first: Case, second: Case) -> None:
     assert_kept(buffer, Oracle(case, events))
 
 
+def test_a_buffer_that_takes_the_state_of_an_empty_one_is_a_new_one() -> None:
+    case = Case(n_events=20)
+    buffer, _ = filled(case)
+    buffer.load_state_dict(make_buffer(case).state_dict())
+    assert (buffer.size(), buffer.step, buffer.state_size) == (0, 0, None)
+    events = simulate(case)
+    feed(buffer, events)
+    assert_kept(buffer, Oracle(case, events))
+
+
+def test_a_batch_names_each_slot_by_its_number_in_the_ring() -> None:
+    buffer, _ = filled(Case(n_events=60))
+    slots = buffer.pos - 1 - np.arange(buffer.n_slots)
+    assert buffer.full
+    assert slots.min() < 0
+    batch = buffer.gather(slots, np.zeros(buffer.n_slots, int))
+    assert batch.slots.min() >= 0
+    assert th.equal(buffer.gather(batch.slots, batch.envs).rewards, batch.rewards)
+
+
 def test_a_reset_buffer_takes_actions_statistics_and_states_of_another_width() -> None:
     case = Case(n_events=20)
     buffer, _ = filled(case)
