@@ -770,6 +770,20 @@ def test_final_masks_are_those_of_truncated_episodes() -> None:
     assert masks.tolist() == [[True, False], [True, False], [False, True], [True, True]]
 
 
+def test_an_environment_is_not_asked_for_the_mask_of_a_terminal_state_where_time_is_up_as_well() -> None:
+    class OneWay(Doors):
+        def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+            self.n_steps += 1
+            over = self.n_steps == self.length
+            return self._look(), 0.0, over, over, {}
+
+        def action_masks(self) -> list[bool]:
+            assert self.n_steps < self.length, "a terminal state has no actions"
+            return super().action_masks()
+
+    assert make_agent(DummyVecEnv([lambda: OneWay(length=4)])).learn(12).num_timesteps == 12
+
+
 def test_masks_may_have_a_row_for_each_component() -> None:
     class Rows(Doors):
         def action_masks(self) -> Any:
