@@ -1777,6 +1777,14 @@ def test_replay_that_can_never_start_gives_a_warning() -> None:
     assert len(warned) == 1
 
 
+def test_replay_that_starts_when_the_buffer_is_full_gives_no_warning() -> None:
+    model = small(buffer_size=10, replay_start=10, replay_ratio=100)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.learn(10)
+    assert model._n_updates > 2
+
+
 def test_a_loop_of_calls_whose_learning_rate_vanishes_gives_a_warning() -> None:
     scheduled, constant = small(learning_rate=0.01), small(learning_rate=0.01, lr_schedule="constant")
     with warnings.catch_warnings():
@@ -1833,7 +1841,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing() -> None:
     batch.rewards[2, 1] = th.inf
     before, average = flat(model), flat_average(model)
     with pytest.raises(
-        ValueError, match=rf"q_ret must be finite, got .* of a sequence from environment {batch.envs[1]}"
+        ValueError, match=rf"q_ret must be finite, got .* at step 0 of a sequence from environment {batch.envs[1]}"
     ):
         model.update(batch)
     assert th.equal(flat(model), before)
