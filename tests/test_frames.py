@@ -114,7 +114,9 @@ class Game:
                 actions = numbers[:, np.newaxis] % 3
                 behaviour = np.ones((n, 3), np.float32)
                 buffer.add(obs, following, actions, numbers.astype(np.float32), done, infos, behaviour=behaviour)
-            np.logical_not(done, out=done)  # an environment may fill the same array again
+            np.logical_not(done, out=done)  # an environment may fill the same arrays again
+            for array in (*by_key(obs).values(), *by_key(following).values()):
+                array.fill(0)
             if self.rng.random() < 0.05:
                 for env in range(n):
                     self.reset(env)
