@@ -25,7 +25,7 @@ from sb3_acer.zoo import commands, experiment, study
 ROOT = Path(commands.__file__).parents[2]
 HYPERPARAMS: dict[str, dict[str, Any]] = yaml.safe_load(ENTRIES_FILE.read_text())
 SHORT_RUN = (
-    *("--env", "CartPole-v1", "-n", "600", "--seed", "1", "--num-threads", "1"),
+    *("--env", "CartPole-v1", "-n", "600", "--eval-episodes", "1", "--seed", "1", "--num-threads", "1"),
     *("-params", "replay_start:100", "n_envs:2", "n_steps:16"),
 )
 SEARCH = ("-n", "100", "--n-trials", "2", "--n-evaluations", "1", "--eval-episodes", "2", "--no-optim-plots")
@@ -44,12 +44,12 @@ def python(*arguments: str, cwd: Path, path: tuple[Path, ...] = ()) -> "subproce
     return subprocess.run(program, cwd=cwd, env=environment(*path), capture_output=True, text=True, timeout=300)
 
 
-def sb3_acer(*arguments: str, cwd: Path, eval_episodes: int = 2) -> str:
+def sb3_acer(*arguments: str, cwd: Path) -> str:
     """Run a command in this process, since a new one would import everything again; returns what the command prints."""
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(StringIO()) as printed:
         patch.chdir(cwd)
         patch.setattr(sys, "argv", sys.argv)
-        patch.setattr(experiment, "EVAL_EPISODES", eval_episodes)
+        patch.setattr(experiment, "EVAL_EPISODES", 2)
         for name in ("DISPLAY", "WAYLAND_DISPLAY"):
             patch.delenv(name, raising=False)
         patch.setenv("SDL_VIDEODRIVER", "dummy")  # set by the code: this restores it afterwards
@@ -62,7 +62,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A folder with a short training run, and what it printed."""
     folder = tmp_path_factory.mktemp("trained")
     run = ("train", *SHORT_RUN, "--n-eval-envs", "5")
-    return folder, sb3_acer(*run, cwd=folder, eval_episodes=experiment.EVAL_EPISODES)
+    return folder, sb3_acer(*run, cwd=folder)
 
 
 @pytest.fixture(scope="session")
@@ -71,7 +71,7 @@ def continued(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("continued")
     saved = ("-tb", "tensorboard", "--log-interval", "1", "--save-freq", "200", "--save-replay-buffer")
     evaluated = ("--eval-freq", "100", "--eval-episodes", "3", "--n-eval-envs", "2")
-    run = (*saved, *evaluated, *SHORT_RUN, "normalize:True", "-n", "448")  # seven rollouts of 32 steps
+    run = (*saved, *SHORT_RUN, "normalize:True", *evaluated, "-n", "448")  # seven rollouts of 32 steps
     sb3_acer("train", *run, cwd=folder)
     return folder, sb3_acer("train", "-i", "logs/acer/CartPole-v1_1/CartPole-v1.zip", *run, cwd=folder)
 
