@@ -17,7 +17,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from sb3_acer.checks import check_boolean, check_device, check_integer, require
 from sb3_acer.finite import LARGEST
 from sb3_acer.frames import FrameStack, make_frame_stack
-from sb3_acer.ring import Ring, with_rollout
+from sb3_acer.ring import Ring
 from sb3_acer.sequences import SequenceBatch, by_key, spaces_by_key
 from sb3_acer.storage import read_state, write_state
 
@@ -378,8 +378,6 @@ class SequenceReplayBuffer(ReplayBuffer):
             action, behaviour = (np.asarray(columns["steps"][name]["ring"])[0] for name in ("actions", "behaviour"))
             states, masked = np.asarray(columns["states"])[0], _INVALID in columns["observations"]
             ring = self._ring = self._make_ring(action, behaviour, states, masked)
-            if "rollout" in columns["steps"]["actions"]:
-                columns = with_rollout(columns, state["pos"] * self.n_steps, state["step"], self.n_steps)
             ring.load_state_dict(columns)
         n_slots = self.n_slots if self._ring is None else self._ring.n_slots
         self.pos = check_integer("pos of the replay buffer", state["pos"], 0, n_slots - 1)

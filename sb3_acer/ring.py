@@ -72,11 +72,6 @@ class Ring:
         for key, space in observation_spaces.items():
             self.observe(key, space)
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        if "n_rows" not in state:  # SB3 then warns, and loads the agent without its buffer
-            raise AttributeError("a replay buffer that an earlier version saved within an agent cannot be read")
-        vars(self).update(state)
-
     @property
     def nbytes(self) -> int:
         """Bytes of all slots."""
@@ -191,32 +186,3 @@ class Ring:
         for key, rows in self.following.items():
             rows[...] = state["following"][key]
         self.finals.load_state_dict(state["finals"])
-
-
-def with_rollout(state: dict[str, Any], first: int, n_written: int, n_steps: int) -> dict[str, Any]:
-    """
-    :param state: of a ring of an earlier version, which had one slot less and kept the rollout under way apart
-    :param first: row of the ring that the rollout begins at
-    :param n_written: its steps
-    :param n_steps: rows of a slot (T)
-    :return: the state with a slot for the rollout
-    """
-    states = np.asarray(state["states"])
-    is_full = len(state["steps"]["actions"]["ring"]) == len(states) * n_steps
-
-    def merged(part: Any, unused: int = 0) -> Any:
-        if not isinstance(part, dict):
-            return part
-        if "rollout" not in part:
-            return {name: merged(each, -1 if name in ("pasts", "final_place") else 0) for name, each in part.items()}
-        ring, rollout = np.asarray(part["ring"]), np.asarray(part["rollout"])
-        begun = rollout[:n_written] if n_written else ring[first : first + 1]
-        if not is_full:
-            return {"ring": np.concatenate((ring[:first], begun))}
-        older = ring[first:].copy()
-        older[0] = unused  # the row after the newest slot's last step
-        rest = np.full((n_steps - len(begun), *begun.shape[1:]), unused, begun.dtype)
-        return {"ring": np.concatenate((ring[:first], begun, rest, older))}
-
-    slot = first // n_steps
-    return {**merged(state), "states": np.insert(states, slot, states[slot], axis=0)}

@@ -847,16 +847,6 @@ class Labelled(SequenceReplayBuffer):
         self.label = label
 
 
-def test_an_agent_with_a_buffer_of_an_earlier_version_is_loaded_without_it(tmp_path: Path) -> None:
-    model = trained()
-    del vars(model.replay_buffer._ring)["n_rows"]  # which earlier versions did not have
-    model.save(tmp_path / "agent", include=["replay_buffer"])
-    with pytest.warns(UserWarning, match=r"Could not deserialize object replay_buffer(.|\n)*an earlier version"):
-        loaded = ACER.load(tmp_path / "agent", gym.make("CartPole-v1"))
-    assert loaded.replay_buffer.size() == 0
-    assert loaded.learn(30, reset_num_timesteps=False).num_timesteps == model.num_timesteps + 30
-
-
 class Counting(SequenceReplayBuffer):
     """With an array of its own: how often each sequence was sampled."""
 

@@ -6,7 +6,6 @@ import pickle
 from collections.abc import Callable
 from contextlib import suppress
 from copy import deepcopy
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -189,32 +188,6 @@ def test_frames_move_to_another_number_of_environments(case: Case) -> None:
     game, (whole, frames) = Game(case), buffers(case)
     game.play(9 * case.n_steps, whole, frames)
     assert_alike(whole.with_envs(2), frames.with_envs(2))
-
-
-EARLIER = {
-    "full_between_rollouts": (Case(n_steps=2, buffer_size=6, padding="other"), 30),
-    "full_within_a_rollout": (Case(padding="other"), 53),
-    "not_full": (Case(padding="other"), 13),
-    "not_full_between_rollouts": (Case(padding="other"), 15),
-    "dict": (Case(in_dict=True, padding="other", n_frames=6, n_steps=2, buffer_size=6), 31),
-}
-
-
-@pytest.mark.parametrize("name", EARLIER)
-def test_a_buffer_that_an_earlier_version_saved_goes_on(name: str) -> None:
-    case, n_steps = EARLIER[name]
-    game, (whole, frames) = Game(case), buffers(case)
-    game.play(n_steps, whole, frames)  # as it was made
-    for kind, buffer in (("whole", whole), ("frames", frames)):
-        with (Path(__file__).parent / "earlier_buffers" / f"{name}_{kind}.npz").open("rb") as file:
-            earlier = SequenceReplayBuffer.read(file, buffer.observation_space, ACTIONS, "cpu")
-        same_game, now = deepcopy(game), deepcopy(buffer)
-        for _ in range(12):
-            assert_alike(now, earlier)
-            assert now.step == earlier.step
-            same_game.play(1, now, earlier)
-        same_game.play(5 * case.buffer_size, now, earlier)
-        assert_alike(now, earlier)
 
 
 @every_case
