@@ -6,10 +6,12 @@ interleaved runs:
   and where ACER's time goes
 - updates: an update over its floor, which is the same networks by plain functional calls: forward and backward, and the
   forward pass of the average policy
+- operations: operations of torch that an update dispatches; some only hand memory to numpy
 - growth: steps per second with larger buffers, wider networks and more environments
 - training: steps per second of experiments, by the runner's commands without evaluations
 
-    python -m benchmarks.speed [programs] [updates] [growth] [training] [--runs 7] [--steps 4000] [--experiments ...]
+    python -m benchmarks.speed [programs] [updates] [operations] [growth] [training] [--runs 7] [--steps 4000]
+                               [--experiments ...]
 """
 
 import argparse
@@ -32,6 +34,7 @@ from sb3_contrib import RecurrentPPO
 from stable_baselines3 import A2C
 from stable_baselines3.common.env_util import make_vec_env
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.experiments import ROOT, command, load_experiments, prepare
 from benchmarks.tables import record_speed
@@ -41,6 +44,7 @@ from sb3_acer.heads import QHead
 from sb3_acer.mlp import Chain
 from sb3_acer.policies import ACERPolicy
 from sb3_acer.recurrent import LSTM
+from sb3_acer.sequences import SequenceBatch
 
 EXPERIMENTS = load_experiments()
 TIMED = [each.name for each in EXPERIMENTS.values() if each.suite.startswith("classic") and each.solved is not None]
@@ -55,6 +59,7 @@ PROGRAMS: dict[str, tuple[str, int, Any, str, dict[str, Any], Any, dict[str, Any
     "LunarLander-v3, MultiDiscrete([5, 5])": ("LunarLanderContinuous-v3", 4, Levels, "MlpPolicy", {}, A2C, {}),
     "CartPole-v1, LSTM": ("CartPole-v1", 4, None, "MlpLstmPolicy", LSTM_64, RecurrentPPO, {}),
 }
+UPDATES = ("CartPole-v1", "Pendulum-v1", "LunarLander-v3, MultiDiscrete([5, 5])", "CartPole-v1, LSTM")
 WARM_UP = 6000  # steps, past ACER's replay_start
 
 
@@ -183,12 +188,16 @@ def floor_of(model: ACER, batch: Any) -> Callable[[], None]:
     return run
 
 
+def model_and_batch(title: str) -> tuple[ACER, SequenceBatch]:
+    name, n_envs, wrapper, policy, shared, *_ = PROGRAMS[title]
+    model = make(ACER, name, n_envs, wrapper, policy, **shared)
+    return model, model.replay_buffer.sample(n_envs, None, np.random.default_rng(0))
+
+
 def updates(n_runs: int, steps: int) -> list[Measurement]:
     rows: list[Measurement] = []
-    for title in ("CartPole-v1", "Pendulum-v1", "LunarLander-v3, MultiDiscrete([5, 5])", "CartPole-v1, LSTM"):
-        name, n_envs, wrapper, policy, shared, *_ = PROGRAMS[title]
-        model = make(ACER, name, n_envs, wrapper, policy, **shared)
-        batch = model.replay_buffer.sample(n_envs, None, np.random.default_rng(0))
+    for title in UPDATES:
+        model, batch = model_and_batch(title)
         run_floor, n_calls = floor_of(model, batch), 200
 
         def repeated(call: Callable[[], Any], n_calls: int = n_calls) -> Callable[[], Any]:
@@ -201,6 +210,27 @@ def updates(n_runs: int, steps: int) -> list[Measurement]:
             rows += [(f"update, {title}", part, run, 1000 * took / n_calls, "ms") for run, took in enumerate(each)]
         ratio = statistics.median(update / floor for floor, update in zip(*found.values(), strict=True))
         print(f"{title}: an update takes {ratio:.2f} times its floor")
+    return rows
+
+
+class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts operations while it is active."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def operations(n_runs: int, steps: int) -> list[Measurement]:
+    rows: list[Measurement] = []
+    for title in UPDATES:
+        model, batch = model_and_batch(title)
+        with Counter() as counter:  # type: ignore[no-untyped-call]
+            model.update(batch)
+        rows.append((f"operations, {title}", "update", 0, counter.count, "operations"))
+        print(f"{title}: an update dispatches {counter.count} operations")
     return rows
 
 
@@ -264,7 +294,7 @@ def training(names: list[str], steps: int) -> list[Measurement]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    benchmarks = {"programs": programs, "updates": updates, "growth": growth}
+    benchmarks = {"programs": programs, "updates": updates, "operations": operations, "growth": growth}
     names = [*benchmarks, "training"]
     parser.add_argument("benchmarks", nargs="*", help=f"{', '.join(names)}; all of them by default")
     parser.add_argument("--runs", type=int, default=7)
