@@ -223,6 +223,17 @@ def test_a_step_that_ctrl_c_interrupts_is_not_stored_and_changes_nothing(
     assert n_interrupted > 20
 
 
+def test_a_buffer_that_was_loaded_goes_on_with_each_frame_stored_once() -> None:
+    case = Case(padding="other")
+    game, (_, saved), (_, loaded) = Game(case), buffers(case), buffers(case)
+    game.play(7, saved)
+    loaded.load_state_dict(saved.state_dict())
+    game.play(1, saved, loaded)
+    columns = [buffer.state_dict()["columns"]["observations"][""] for buffer in (saved, loaded)]
+    for name in ("ages", "pasts"):
+        np.testing.assert_array_equal(columns[1][name]["ring"], columns[0][name]["ring"])
+
+
 def older_frames(buffer: SequenceReplayBuffer) -> th.Tensor:
     rows: th.Tensor = buffer.state_dict()["columns"]["observations"][""]["older"]["rows"]["frames"]
     return rows
