@@ -19,15 +19,11 @@ from contextlib import redirect_stdout
 from functools import partial
 from importlib import import_module
 from io import StringIO
-from itertools import product
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
-from zipfile import BadZipFile
 
 import gymnasium as gym
-import numpy as np
 import optuna
 import rl_zoo3.enjoy
 import rl_zoo3.train
@@ -35,16 +31,17 @@ import rl_zoo3.utils
 from huggingface_sb3 import EnvironmentName
 from rl_zoo3.utils import ALGOS, create_test_env, get_model_path, get_trained_models
 from stable_baselines3.common import callbacks
-from stable_baselines3.common.monitor import load_results
 
 from sb3_acer.checks import require
 from sb3_acer.distributed import RankError, from_first, rank, torchrun_group, world_size
 from sb3_acer.hyperparams import ENTRIES_FILE
-from sb3_acer.zoo.display import draw_offscreen, ffmpeg_on_path, figures_saved, watchable_env
-from sb3_acer.zoo.experiment import ARGUMENTS, LOG_FOLDER, Experiment, command, fitting_window, run_to_resume
+from sb3_acer.zoo.display import draw_offscreen, ffmpeg_on_path, watchable_env
+from sb3_acer.zoo.experiment import ARGUMENTS, LOG_FOLDER, Experiment, command, run_to_resume
 from sb3_acer.zoo.masking import Algorithms, evaluate_policy
 from sb3_acer.zoo.mistakes import check_counts, in_one_line, unknown_environment
+from sb3_acer.zoo.plots import all_plots, plot_from_file, plot_train
 from sb3_acer.zoo.registration import register
+from sb3_acer.zoo.scripts import asks_for_help, run_zoo, value_of
 from sb3_acer.zoo.study import open_storage, whole_path
 
 ZOO_PATH = Path(__file__).with_name("path")
@@ -58,7 +55,6 @@ SEARCH += ["--eval-episodes=20", "--n-eval-envs=5", "--num-threads=1"]
 
 SAVED_AGENT = ["--algo", "acer", "-f", LOG_FOLDER]
 CHECKPOINT_FILES = "rl_model_*_steps.zip"  # of train --save-freq
-SAVED_LOGS = ["-a", "acer", "-e", "CartPole-v1", "-f", LOG_FOLDER]
 
 
 def runs_with(files: str, folder: Path, env_name: str) -> list[int]:
@@ -123,25 +119,6 @@ def find_agent(
         if any(which[1:]) and not any(path.match(CHECKPOINT_FILES) for path in saved):  # a checkpoint is asked for
             advice += ". Agents on the way are saved by train --save-freq; those of --checkpoint-freq are for --resume"
     sys.exit(f"No saved agent: {errors[0]}. {advice}")
-
-
-def run_zoo(name: str, script: Callable[[], object], defaults: list[str], arguments: list[str]) -> None:
-    """Run a script of the zoo. ``defaults`` come first, since argparse keeps the last value of an option."""
-    sys.argv = [f"sb3-acer {name}", *defaults, *arguments]
-    with in_one_line(name):
-        script()
-
-
-def value_of(arguments: list[str], *option: str, **kwargs: Any) -> Any:
-    """
-    :param arguments: of a script of the zoo
-    :param option: names of one of its options
-    :param kwargs: further arguments of ``add_argument``
-    :return: the option's value
-    """
-    parser = argparse.ArgumentParser(add_help=False)
-    name = parser.add_argument(*option, **kwargs).dest
-    return getattr(parser.parse_known_args(arguments)[0], name)
 
 
 def check_play(name: str, arguments: list[str]) -> None:
@@ -363,100 +340,6 @@ def enjoy(arguments: list[str]) -> None:
         run_zoo("enjoy", rl_zoo3.enjoy.enjoy, SAVED_AGENT, arguments)
 
 
-def plot_train(arguments: list[str]) -> None:
-    """plot the reward, length or success rate of the training episodes"""
-    from rl_zoo3.plots import plot_train
-
-    runs, given = runs_to_plot("plot-train", arguments, "*.monitor.csv")
-    shown = given.max_timesteps
-    read = [read_of("plot-train", run, load_results) for run in runs]
-    episodes = [each[each.l.cumsum() <= shown] for each in read]
-    successes = value_of(arguments, "-y", "--y-axis") == "success"
-    if runs and successes and not any("is_success" in each for each in episodes):  # the zoo would draw no line
-        sys.exit(f"sb3-acer plot-train: {runs[0]} must have episodes with is_success for -y success, got none")
-    shortest = min((len(each) for each in episodes if len(each)), default=0)  # the zoo leaves out the others
-    window = value_of(arguments, "-w", "--episode-window", type=int, default=fitting_window(shortest))
-    if runs and not shortest:
-        within = "" if shown == sys.maxsize else f" in the first {shown} steps"
-        sys.exit(f"sb3-acer plot-train: {runs[0]} must have a finished episode{within}, got none")
-    if runs and not 1 <= window <= shortest:  # the zoo would draw no line
-        rule = f"from 1 to {shortest}, the episodes of the shortest run"
-        sys.exit(f"sb3-acer plot-train: -w must be {rule}, got {window}")
-    of_zoo = [*SAVED_LOGS, "-w", str(window)], [*arguments, "-e", *given.env]
-    plot("plot-train", plot_train, *of_zoo, given.exp_folder[0], *given.algo, *given.env)
-
-
-def runs_to_plot(name: str, arguments: list[str], files: str) -> tuple[list[Path], argparse.Namespace]:
-    """
-    :param name: of the command, which exits if there are no runs
-    :param arguments: of the command
-    :param files: pattern of the files in a run's folder that are plotted
-    :return: the folders of the runs, and the arguments, with the environments as they are named there
-    """
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("-a", "--algo", "--algos", nargs="+")
-    parser.add_argument("-e", "--env", nargs="+")
-    parser.add_argument("-f", "--exp-folder", "--exp-folders", nargs="+")
-    parser.add_argument("-max", "--max-timesteps", type=int, default=sys.maxsize)
-    options = parser.parse_known_args([*SAVED_LOGS, *arguments])[0]
-    names = [env_id.replace("/", "-") for env_id in options.env]
-    found: list[Path] = []
-    for algo, (env_id, env_name) in product(options.algo, zip(options.env, names, strict=True)):
-        folders = [Path(folder, algo.lower()) for folder in options.exp_folder]
-        runs = [run for folder in folders for run in folder.glob("*") if env_name in run.name and any(run.glob(files))]
-        if not runs and not asks_for_help(arguments):  # the zoo would draw it, with a score of 0
-            place = " or ".join(map(str, folders))
-            sys.exit(f"sb3-acer {name}: {place} must have a run of {env_id} with {files}, got none")
-        found += runs
-    options.env = names
-    return found, options
-
-
-def read_of(name: str, path: Path, read: Callable[[str], Any]) -> Any:
-    """What ``read`` returns for the path; the command exits if it cannot be read."""
-    try:
-        return read(str(path))
-    except (ValueError, IndexError, EOFError, BadZipFile) as error:
-        sys.exit(f"sb3-acer {name}: {path} must be whole, got {error!r}")
-
-
-def all_plots(arguments: list[str]) -> None:
-    """plot the evaluations made during training, of one or more agents, and print a table"""
-    from rl_zoo3.plots import all_plots
-
-    runs, given = runs_to_plot("all-plots", arguments, "evaluations.npz")
-    shown = given.max_timesteps
-    read = [read_of("all-plots", run / "evaluations.npz", lambda path: dict(np.load(path))) for run in runs]
-    first = max((int(each["timesteps"][0]) for each in read), default=0)
-    if shown < first:
-        sys.exit(f"sb3-acer all-plots: --max-timesteps must be at least {first}, the first evaluation, got {shown}")
-    plot("all-plots", all_plots, SAVED_LOGS, [*arguments, "-e", *given.env], given.exp_folder[0], *given.algo)
-
-
-def plot_from_file(arguments: list[str]) -> None:
-    """plot what all-plots has saved with --output, for at least two runs of each agent"""
-    from rl_zoo3.plots import plot_from_file
-
-    others = [argument for argument in arguments if argument != "-iqm"]  # which would be read as -i qm
-    if value_of(others, "-i", "--input") is None and not asks_for_help(arguments):
-        sys.exit("sb3-acer plot-from-file: -i must name a file that all-plots has saved with --output")
-    plot("plot-from-file", plot_from_file, [], arguments, LOG_FOLDER)
-
-
-def plot(
-    name: str, script: Callable[[], None], defaults: list[str], arguments: list[str], folder: str, *shown: str
-) -> None:
-    """
-    :param folder: the folder of the logs, in whose ``plots`` the figures are saved
-    :param shown: algorithms and environments, with which the figures' file names begin: figures of others are kept
-    """
-    # The zoo gives its parsers a description in place of the program's name.
-    parsers = SimpleNamespace(ArgumentParser=lambda description: argparse.ArgumentParser(description=description))
-    figures = figures_saved(Path(folder, "plots"), "".join(f"{each}_" for each in shown))
-    with figures, patch.dict(script.__globals__, argparse=parsers):
-        run_zoo(name, script, defaults, arguments)
-
-
 def record_video(arguments: list[str]) -> None:
     """record a video of a saved agent"""
     run_module("record-video", SAVED_AGENT, arguments)
@@ -532,10 +415,6 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "push-to-hub": push_to_hub,
     "zoo-path": zoo_path,
 }
-
-
-def asks_for_help(arguments: list[str]) -> bool:
-    return not {"-h", "--help"}.isdisjoint(arguments)
 
 
 def main(arguments: list[str]) -> None:

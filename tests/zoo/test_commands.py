@@ -13,7 +13,6 @@ from typing import Any
 
 import gymnasium as gym
 import huggingface_hub
-import numpy as np
 import optuna
 import pytest
 import yaml
@@ -119,68 +118,6 @@ def test_train_shows_a_progress_bar_where_the_output_is_a_terminal(monkeypatch: 
         assert ("--progress" in arguments_of_train("--env", "Acrobot-v1")) is is_terminal
 
 
-def test_the_runs_of_an_environment_are_plotted_and_none_is_one_line(tmp_path: Path) -> None:
-    run = tmp_path / "acer" / "MinAtar-Breakout-v1_1"
-    run.mkdir(parents=True)
-    (run.parent / "CartPole-v1_1").mkdir()
-    (run / "0.monitor.csv").touch()
-    arguments = ["-f", str(tmp_path), "-e", "MinAtar/Breakout-v1"]
-    found, given = commands.runs_to_plot("plot-train", arguments, "*.monitor.csv")
-    assert (found, given.env) == ([run], ["MinAtar-Breakout-v1"])
-    for name, files, env_id in (
-        ("plot-train", "*.monitor.csv", "CartPole-v1"),
-        ("all-plots", "evaluations.npz", "MinAtar/Breakout-v1"),
-    ):
-        message = f"sb3-acer {name}: {tmp_path}/acer must have a run of {env_id} with {files}, got none"
-        with pytest.raises(SystemExit, match=re.escape(message)):
-            commands.main([name, "-f", str(tmp_path), "-e", env_id])
-    with pytest.raises(SystemExit, match=r"/acer must have a run of CartPole-v1 with \*.monitor.csv, got none"):
-        commands.main(["plot-train", "-f", str(tmp_path), "-e", "MinAtar/Breakout-v1", "CartPole-v1"])
-
-
-def test_a_success_rate_that_no_episode_has_is_one_line(tmp_path: Path) -> None:
-    run = tmp_path / "acer" / "CartPole-v1_1"
-    run.mkdir(parents=True)
-    (run / "0.monitor.csv").write_text('#{"t_start": 0.0, "env_id": "CartPole-v1"}\nr,l,t\n9.0,9,0.1\n')
-    message = f"sb3-acer plot-train: {run} must have episodes with is_success for -y success, got none"
-    with pytest.raises(SystemExit, match=re.escape(message)):
-        commands.main(["plot-train", "-f", str(tmp_path), "-y", "success"])
-
-
-def test_a_run_without_a_finished_episode_is_one_line(tmp_path: Path) -> None:
-    run = tmp_path / "acer" / "CartPole-v1_1"
-    run.mkdir(parents=True)
-    (run / "0.monitor.csv").write_text('#{"t_start": 0.0, "env_id": "CartPole-v1"}\nr,l,t\n')
-    with pytest.raises(SystemExit, match=re.escape(f"sb3-acer plot-train: {run} must have a finished episode")):
-        commands.main(["plot-train", "-f", str(tmp_path)])
-    other = run.with_name("CartPole-v1_2")
-    other.mkdir()
-    (other / "0.monitor.csv").write_text('#{"t_start": 0.0, "env_id": "CartPole-v1"}\nr,l,t\n9.0,9,0.1\n')
-    for window in ("0", "2"):
-        rule = f"-w must be from 1 to 1, the episodes of the shortest run, got {window}"
-        with pytest.raises(SystemExit, match=re.escape(rule)):
-            commands.main(["plot-train", "-f", str(tmp_path), "-w", window])
-    with pytest.raises(SystemExit, match="must have a finished episode in the first 8 steps, got none"):
-        commands.main(["plot-train", "-f", str(tmp_path), "-max", "8"])
-
-
-def test_a_damaged_file_of_a_run_is_one_line_that_names_it(tmp_path: Path) -> None:
-    run = tmp_path / "acer" / "CartPole-v1_1"
-    run.mkdir(parents=True)
-    (run / "0.monitor.csv").touch()
-    evaluations = run / "evaluations.npz"
-    evaluations.write_bytes(b"PK")
-    with pytest.raises(SystemExit, match=re.escape(f"sb3-acer plot-train: {run} must be whole, got ")):
-        commands.main(["plot-train", "-f", str(tmp_path)])
-    np.savez(evaluations, timesteps=np.arange(10))
-    content = bytearray(evaluations.read_bytes())
-    content[len(content) // 2] ^= 1  # in the array
-    for damaged in (b"PK", content):
-        evaluations.write_bytes(damaged)
-        with pytest.raises(SystemExit, match=re.escape(f"sb3-acer all-plots: {evaluations} must be whole, got ")):
-            commands.main(["all-plots", "-f", str(tmp_path)])
-
-
 def test_the_runs_of_an_environment_are_ordered_by_their_numbers(tmp_path: Path) -> None:
     for run in ("Maze_2", "Maze_9", "Maze_Big_7", "Maze_10"):
         (tmp_path / run).mkdir()
@@ -194,26 +131,6 @@ def test_the_advice_to_train_names_the_modules_of_the_environment(name: str, tmp
     arguments = [name, "--env", "CartPole-v1", "-f", str(tmp_path), "--gym-packages", "gymnasium"]
     with pytest.raises(SystemExit, match=f"sb3-acer train -f {tmp_path} --gym-packages gymnasium"):
         commands.main(arguments)
-
-
-def test_evaluations_that_cannot_be_plotted_together_are_one_line(tmp_path: Path) -> None:
-    for number, n_episodes in ((1, 2), (2, 3)):
-        run = tmp_path / "acer" / f"CartPole-v1_{number}"
-        run.mkdir(parents=True)
-        results = np.ones((4, n_episodes))
-        np.savez(run / "evaluations.npz", timesteps=np.arange(10, 50, 10), results=results, ep_lengths=results)
-    given = ["all-plots", "-f", str(tmp_path), "-e", "CartPole-v1"]
-    with pytest.raises(SystemExit, match="evaluated with the same --eval-episodes"):
-        commands.main(given)
-    with pytest.raises(SystemExit, match="--max-timesteps must be at least 10, the first evaluation, got 9"):
-        commands.main([*given, "--max", "9"])
-    for option in ([], ["-iqm"]):
-        with pytest.raises(SystemExit, match="-i must name a file that all-plots has saved"):
-            commands.main(["plot-from-file", *option])
-
-
-def test_a_running_mean_is_over_a_tenth_of_the_shortest_run() -> None:
-    assert [experiment.fitting_window(n_episodes) for n_episodes in (200, 20, 5000, 3)] == [20, 5, 100, 3]
 
 
 def arguments_of_tune(*arguments: str) -> list[str]:
