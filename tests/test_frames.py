@@ -234,6 +234,17 @@ def test_a_buffer_that_was_loaded_goes_on_with_each_frame_stored_once() -> None:
         np.testing.assert_array_equal(columns[1][name]["ring"], columns[0][name]["ring"])
 
 
+def test_a_reset_after_a_buffer_was_loaded_ends_the_last_step_with_what_followed_it() -> None:
+    case = Case()
+    game, (saved, _), (loaded, _) = Game(case), buffers(case), buffers(case)
+    game.play(case.n_steps + 2, saved)
+    loaded.load_state_dict(saved.state_dict())
+    for buffer in (saved, loaded):
+        buffer.end_episodes()
+    game.play(case.n_steps, saved, loaded)
+    assert_alike(saved, loaded)
+
+
 def older_frames(buffer: SequenceReplayBuffer) -> th.Tensor:
     rows: th.Tensor = buffer.state_dict()["columns"]["observations"][""]["older"]["rows"]["frames"]
     return rows
