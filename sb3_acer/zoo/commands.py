@@ -36,11 +36,12 @@ from sb3_acer.checks import require
 from sb3_acer.distributed import RankError, from_first, rank, torchrun_group, world_size
 from sb3_acer.hyperparams import ENTRIES_FILE
 from sb3_acer.zoo.display import draw_offscreen, ffmpeg_on_path, watchable_env
-from sb3_acer.zoo.experiment import ARGUMENTS, LOG_FOLDER, Experiment, command, run_to_resume
+from sb3_acer.zoo.experiment import Experiment
 from sb3_acer.zoo.masking import Algorithms, evaluate_policy
 from sb3_acer.zoo.mistakes import check_counts, in_one_line, unknown_environment
 from sb3_acer.zoo.plots import all_plots, plot_from_file, plot_train
 from sb3_acer.zoo.registration import register
+from sb3_acer.zoo.runs import ARGUMENTS, LOG_FOLDER, command, run_to_resume
 from sb3_acer.zoo.scripts import asks_for_help, run_zoo, value_of
 from sb3_acer.zoo.study import open_storage, whole_path
 

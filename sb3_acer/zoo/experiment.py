@@ -4,10 +4,8 @@ import glob
 import json
 import os
 import re
-import shlex
 import shutil
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -22,9 +20,6 @@ import gymnasium as gym
 import numpy as np
 import optuna
 import yaml
-from huggingface_sb3 import EnvironmentName
-from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter
 from optuna import create_study
 from optuna.storages import BaseStorage
 from rl_zoo3 import exp_manager
@@ -33,7 +28,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback, ProgressBarCallback
 from stable_baselines3.common.env_util import make_vec_env, unwrap_wrapper
 from stable_baselines3.common.monitor import Monitor, ResultsWriter, load_results
-from stable_baselines3.common.results_plotter import X_TIMESTEPS, ts2xy, window_func
+from stable_baselines3.common.results_plotter import X_TIMESTEPS, ts2xy
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_acer import ACER, distributed
@@ -44,11 +39,11 @@ from sb3_acer.resuming import StopOnSignal
 from sb3_acer.storage import replacing
 from sb3_acer.zoo.masking import evaluate_policy
 from sb3_acer.zoo.mistakes import check_counts
+from sb3_acer.zoo.plots import learning_curve
 from sb3_acer.zoo.registration import N_ENVS_RANGE, entry_of, nearest_trial, sample_acer_params, suggest
+from sb3_acer.zoo.runs import ARGUMENTS, CHECKPOINTS, LAUNCHERS, command, launcher, runs_of
 from sb3_acer.zoo.study import begin_study, open_storage
 
-CHECKPOINTS, ARGUMENTS, LAUNCHERS = "checkpoints", "arguments.json", "launchers.json"  # in the folder of a run
-LOG_FOLDER = "logs"  # where the zoo's train saves; the default of its other scripts is rl-trained-agents
 CONTINUOUS = ENTRIES_FILE.with_name("continuous.py")
 EVAL_EPISODES = 100
 COUNTS = ("n_eval_envs", "eval_episodes", "n_trials", "max_total_trials", "n_evaluations")  # of the command line
@@ -472,46 +467,12 @@ def without_params(*values: Any, **kwargs: Any) -> None:
         print(*values, **kwargs)
 
 
-def learning_curve(steps: np.ndarray, rewards: np.ndarray, title: str) -> Figure:
-    """
-    Plot the episodes' rewards and their running mean.
-
-    :param steps: environment steps taken until the end of each episode, ``[N]``
-    :param rewards: sum of the rewards of each episode, ``[N]``
-    :param title: title of the figure
-    """
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axes = figure.add_subplot()
-    axes.scatter(steps, rewards, s=9, color="tab:blue", alpha=0.3, linewidths=0, label="episode")
-    window = fitting_window(len(rewards))
-    mean_steps, means = window_func(steps, rewards, window, np.mean)
-    axes.plot(mean_steps, means, color="tab:blue", linewidth=2, label=f"mean of the last {window} episodes")
-    axes.set(title=title, xlabel="environment steps", ylabel="episode reward")
-    axes.margins(x=0.02)
-    axes.set_xlim(left=0)
-    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.3)
-    axes.legend(frameon=False, loc="best")
-    return figure
-
-
-def fitting_window(n_episodes: int) -> int:
-    """Number of episodes for a running mean that shows its course: a tenth, from 5 to 100, if there are as many."""
-    return min(n_episodes, max(n_episodes // 10, 5), 100)
-
-
 def _number_of(value: Any) -> Any:
     """The value of a string in exponential notation; another value as it is."""
     if not isinstance(value, str) or re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", value) is None:
         return value
     number = float(value)
     return int(number) if number.is_integer() else number
-
-
-def launcher() -> list[Any]:
-    """Host and process number of what has started this process. With torchrun they stay the same for all restarts."""
-    return [socket.gethostname(), os.getppid()]
 
 
 def check_settings(settings: dict[str, Any]) -> None:
@@ -534,35 +495,3 @@ def check_settings(settings: dict[str, Any]) -> None:
     require(is_named, "callback", "MODULE.CLASS, or a list of such names", callbacks)
     if "frame_stack" in settings:
         check_integer("frame_stack", settings["frame_stack"])
-
-
-def runs_of(algo: str, env_id: str, folder: str) -> list[tuple[int, Path]]:
-    """Numbers and folders of an environment's runs, the newest first."""
-    env_name = EnvironmentName(env_id)
-    named = re.compile(rf"{re.escape(env_name)}_(\d+)(_[0-9a-f-]{{36}})?")  # the latter by --uuid
-    runs = [(int(match[1]), path) for path in Path(folder, algo).glob("*") if (match := named.fullmatch(path.name))]
-    return sorted(runs, key=lambda run: (run[0], run[1].stat().st_mtime), reverse=True)
-
-
-def run_to_resume(algo: str, env_id: str, folder: str, number: str = "", restarted: bool = False) -> Path | None:
-    """
-    :param number: of the run, as its folder's name has it; empty for the newest
-    :param restarted: whether only runs are considered that this process's launcher has started
-    :return: folder of the newest such run that has a checkpoint, None if there is none
-    """
-    for _, path in runs_of(algo, env_id, folder):
-        if number and path.name != f"{EnvironmentName(env_id)}_{number}":
-            continue
-        launchers = path / LAUNCHERS
-        is_mine = launchers.exists() and launcher() in json.loads(launchers.read_text())
-        if (is_mine or not restarted) and has_checkpoints(path / CHECKPOINTS) and (path / ARGUMENTS).exists():
-            return path
-    return None
-
-
-def command(name: str, algo: str, env_id: str, folder: str, gym_packages: Sequence[str] = ()) -> str:
-    """The command line that a user would type: without options that have their default value."""
-    options = {"--algo": (algo, "acer"), "--env": (env_id, "CartPole-v1"), "-f": (folder, LOG_FOLDER)}
-    given = [part for key, (value, usual) in options.items() if value != usual for part in (key, value)]
-    packages = ["--gym-packages", *gym_packages] if gym_packages else []
-    return shlex.join(["sb3-acer", name, *given, *packages])

@@ -1,4 +1,7 @@
-"""The commands that plot saved runs: rl-zoo's scripts, with one line where they would draw nothing or a traceback."""
+"""
+The learning curve of a run, and the commands that plot saved runs: rl-zoo's scripts, with one line where they would
+draw nothing or end in a traceback.
+"""
 
 import argparse
 import sys
@@ -11,10 +14,13 @@ from unittest.mock import patch
 from zipfile import BadZipFile
 
 import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
 from stable_baselines3.common.monitor import load_results
+from stable_baselines3.common.results_plotter import window_func
 
 from sb3_acer.zoo.display import figures_saved
-from sb3_acer.zoo.experiment import LOG_FOLDER, fitting_window
+from sb3_acer.zoo.runs import LOG_FOLDER
 from sb3_acer.zoo.scripts import asks_for_help, run_zoo, value_of
 
 SAVED_LOGS = ["-a", "acer", "-e", "CartPole-v1", "-f", LOG_FOLDER]
@@ -112,3 +118,32 @@ def plot(
     figures = figures_saved(Path(folder, "plots"), "".join(f"{each}_" for each in shown))
     with figures, patch.dict(script.__globals__, argparse=parsers):
         run_zoo(name, script, defaults, arguments)
+
+
+def learning_curve(steps: np.ndarray, rewards: np.ndarray, title: str) -> Figure:
+    """
+    Plot the episodes' rewards and their running mean.
+
+    :param steps: environment steps taken until the end of each episode, ``[N]``
+    :param rewards: sum of the rewards of each episode, ``[N]``
+    :param title: title of the figure
+    """
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.add_subplot()
+    axes.scatter(steps, rewards, s=9, color="tab:blue", alpha=0.3, linewidths=0, label="episode")
+    window = fitting_window(len(rewards))
+    mean_steps, means = window_func(steps, rewards, window, np.mean)
+    axes.plot(mean_steps, means, color="tab:blue", linewidth=2, label=f"mean of the last {window} episodes")
+    axes.set(title=title, xlabel="environment steps", ylabel="episode reward")
+    axes.margins(x=0.02)
+    axes.set_xlim(left=0)
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False, loc="best")
+    return figure
+
+
+def fitting_window(n_episodes: int) -> int:
+    """Number of episodes for a running mean that shows its course: a tenth, from 5 to 100, if there are as many."""
+    return min(n_episodes, max(n_episodes // 10, 5), 100)

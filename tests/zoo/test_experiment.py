@@ -169,24 +169,6 @@ def test_frames_are_stacked_over_normalised_observations(frame_stack: int, shell
     assert "Mean reward: " in sb3_acer("enjoy", "--no-render", "-n", "600", cwd=shell)  # an episode has at most 500
 
 
-def test_the_curve_is_a_running_mean_over_the_steps_taken() -> None:
-    steps, rewards = np.arange(20, 2020, 20), np.arange(100.0)
-    (axes,) = experiment.learning_curve(steps, rewards, "ACER on X").axes
-    assert (axes.get_title(), axes.get_xlabel(), axes.get_ylabel()) == (
-        "ACER on X",
-        "environment steps",
-        "episode reward",
-    )
-    (line,) = axes.lines
-    np.testing.assert_allclose(np.asarray(line.get_xydata(), float), np.stack((steps[9:], rewards[9:] - 4.5), axis=1))
-
-
-@pytest.mark.parametrize("n", [1, 2, 11])
-def test_few_episodes_are_a_curve_too(n: int) -> None:
-    (axes,) = experiment.learning_curve(np.arange(1, n + 1), np.ones(n), "").axes
-    assert len(np.asarray(axes.lines[0].get_xydata())) == max(1, n - 4)
-
-
 def test_a_search_begins_with_the_entry_and_once(shell: Path) -> None:
     for n_trials in (1, 2):
         sb3_acer("tune", *SEARCH, "--n-trials", "1", cwd=shell)

@@ -1,4 +1,4 @@
-"""What the commands that plot say instead of drawing nothing. That they draw is in test_display.py."""
+"""The learning curve, and what the commands that plot say instead of drawing nothing; test_display.py has what they draw."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sb3_acer.zoo import commands, experiment, plots
+from sb3_acer.zoo import commands, plots
 
 
 def test_the_runs_of_an_environment_are_plotted_and_none_is_one_line(tmp_path: Path) -> None:
@@ -88,4 +88,22 @@ def test_evaluations_that_cannot_be_plotted_together_are_one_line(tmp_path: Path
 
 
 def test_a_running_mean_is_over_a_tenth_of_the_shortest_run() -> None:
-    assert [experiment.fitting_window(n_episodes) for n_episodes in (200, 20, 5000, 3)] == [20, 5, 100, 3]
+    assert [plots.fitting_window(n_episodes) for n_episodes in (200, 20, 5000, 3)] == [20, 5, 100, 3]
+
+
+def test_the_curve_is_a_running_mean_over_the_steps_taken() -> None:
+    steps, rewards = np.arange(20, 2020, 20), np.arange(100.0)
+    (axes,) = plots.learning_curve(steps, rewards, "ACER on X").axes
+    assert (axes.get_title(), axes.get_xlabel(), axes.get_ylabel()) == (
+        "ACER on X",
+        "environment steps",
+        "episode reward",
+    )
+    (line,) = axes.lines
+    np.testing.assert_allclose(np.asarray(line.get_xydata(), float), np.stack((steps[9:], rewards[9:] - 4.5), axis=1))
+
+
+@pytest.mark.parametrize("n", [1, 2, 11])
+def test_few_episodes_are_a_curve_too(n: int) -> None:
+    (axes,) = plots.learning_curve(np.arange(1, n + 1), np.ones(n), "").axes
+    assert len(np.asarray(axes.lines[0].get_xydata())) == max(1, n - 4)
