@@ -20,7 +20,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecFrameStack,
 
 from sb3_acer import ACER, SequenceReplayBuffer
 from sb3_acer.columns import Column, FrameColumn
-from sb3_acer.frames import FrameStack, find_frame_stack
+from sb3_acer.frames import FrameStack, find_frame_stack, make_frame_stack
 from sb3_acer.sequences import SequenceBatch, by_key
 from tests.helpers import Recorder
 
@@ -264,6 +264,12 @@ def n_bytes(buffer: SequenceReplayBuffer) -> int:
         return value.nbytes if isinstance(value, (np.ndarray, th.Tensor)) else 0
 
     return of(buffer.state_dict())
+
+
+@pytest.mark.parametrize("n_frames", [2, 3, 4, 6])
+def test_any_stack_of_images_is_taken_apart(n_frames: int) -> None:
+    assert make_frame_stack(spaces.Box(0, 255, (12, 40, 40), np.uint8), n_frames) == FrameStack(n_frames, 0)
+    assert make_frame_stack(spaces.Box(0, 255, (40, 40, 12), np.uint8), n_frames) == FrameStack(n_frames, -1)
 
 
 @pytest.mark.parametrize("padding", ["zeros", "repeated"])

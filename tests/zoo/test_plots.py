@@ -1,4 +1,4 @@
-"""The learning curve, and what the commands that plot say instead of drawing nothing; test_display.py has what they draw."""
+"""The learning curve, and what the commands that plot say where there is nothing to draw."""
 
 import re
 from pathlib import Path
