@@ -2,16 +2,12 @@
 
 import pickle
 import random
-import signal
-import sys
 import time
 import warnings
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
-from io import StringIO
+from collections.abc import Sequence
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
-from types import FrameType
 from typing import Any, TypeVar
 
 import cloudpickle
@@ -23,7 +19,8 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Rollout
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_acer import distributed
-from sb3_acer.arguments import comparable_arguments, is_plain
+from sb3_acer.arguments import comparable_arguments
+from sb3_acer.callbacks import all_callbacks, plain_attributes, put_back
 from sb3_acer.checkpoint import (
     Checkpoint,
     find_checkpoint,
@@ -40,8 +37,6 @@ from sb3_acer.finite import FiniteVecEnv
 from sb3_acer.storage import named, opened, read_state, replacing, write_state
 
 _AGENT, _BUFFER, _TRAINING = "agent.zip", "replay_buffer.npz", "training.npz"
-_OF_THE_CALL = ("model", "parent", "locals", "globals", "stopped_by")
-"""attributes of a callback that a call of learn sets"""
 
 SelfResumable = TypeVar("SelfResumable", bound="ResumableAlgorithm")
 
@@ -413,11 +408,11 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         return {**process, "pickled": np.frombuffer(cloudpickle.dumps(pickled), np.uint8)}, source
 
     def _callback_states(self) -> dict[str, Any]:
-        callbacks, logger = _callbacks(self._callback), getattr(self, "_logger", None)
+        callbacks, logger = all_callbacks(self._callback), getattr(self, "_logger", None)
         recorded = ("name_to_value", "name_to_count", "name_to_excluded")  # since the log was last written
         return {
             "counters": [
-                (type(callback).__qualname__, dict(_plain_attributes(callback).items() - settings.items()))
+                (type(callback).__qualname__, dict(plain_attributes(callback).items() - settings.items()))
                 for callback, settings in zip(callbacks, self._attributes_at_start or [], strict=False)
             ],
             "callback_envs": [get_env_state(env) for env in self._callback_envs()],
@@ -428,7 +423,7 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         """Environments that callbacks use, such as those for evaluations; not the agent's own."""
         assert self.env is not None
         own = self.env.unwrapped
-        values = [value for callback in _callbacks(self._callback) for value in vars(callback).values()]
+        values = [value for callback in all_callbacks(self._callback) for value in vars(callback).values()]
         return [value for value in values if isinstance(value, VecEnv) and value.unwrapped is not own]
 
     def _restore_env(self, found: Checkpoint) -> None:
@@ -451,9 +446,9 @@ class ResumableAlgorithm(DataParallelAlgorithm):
 
     def _restore_process(self) -> None:
         """Restore callbacks' counters, logged values and global random generators, which the start of learn changes."""
-        callbacks = _callbacks(self._callback)
+        callbacks = all_callbacks(self._callback)
         if self._attributes_at_start is None:
-            self._attributes_at_start = [_plain_attributes(callback) for callback in callbacks]
+            self._attributes_at_start = [plain_attributes(callback) for callback in callbacks]
         resumed, self._resumed = self._resumed, None
         if resumed is None:
             return
@@ -463,7 +458,7 @@ class ResumableAlgorithm(DataParallelAlgorithm):
             if counters is not None:
                 saved.remove(counters)
                 for name, value in counters[1].items():
-                    vars(callback)[name] = _put_back(vars(callback).get(name), pickle.loads(value))
+                    vars(callback)[name] = put_back(vars(callback).get(name), pickle.loads(value))
         for env, state in zip(self._callback_envs(), resumed["callback_envs"], strict=False):
             try:
                 set_env_state(env, state)
@@ -490,47 +485,6 @@ def _require_files_of_all(folder: Path) -> None:
     require(not lacking, "folder", f"on a disk that all ranks share; rank 0 lacks the files of {lacking}", str(folder))
 
 
-class StopOnSignal(BaseCallback):
-    """
-    Ends training after the step under way when the program is told to end, by SIGTERM, Ctrl-C or a terminal that
-    closes. A second signal ends it at once.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stopped_by = 0  # number of the signal
-
-    def _on_step(self) -> bool:
-        return not self.stopped_by
-
-    def stop(self, signum: int, frame: FrameType | None) -> None:
-        """Signal handler."""
-        if self.stopped_by and signum != getattr(signal, "SIGHUP", None):  # a shell that ends sends that one twice
-            raise KeyboardInterrupt
-        self.stopped_by = self.stopped_by or signum
-
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Handle the signals; afterwards they are handled as before."""
-        numbers = [signal.SIGINT, signal.SIGTERM]
-        hangup = getattr(signal, "SIGHUP", None)  # not on Windows
-        if hangup is not None and signal.getsignal(hangup) != signal.SIG_IGN:  # as nohup sets it
-            numbers.append(hangup)
-        handlers = {number: signal.signal(number, self.stop) for number in numbers}
-        try:
-            yield
-        except OSError:
-            try:
-                print(end="", flush=True)
-            except OSError:
-                # Ctrl-C also ends `| tee`, and a terminal may have closed. What saves may still print, to nowhere.
-                sys.stdout = StringIO()
-            raise
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
-
-
 def _random_states() -> dict[str, Any]:
     """Of the generators that all of a process shares."""
     version, numbers, gauss = random.getstate()
@@ -545,37 +499,7 @@ def _random_states() -> dict[str, Any]:
 def _set_random_states(states: dict[str, Any]) -> None:
     version, numbers, gauss = states["python"]
     random.setstate((version, tuple(numbers), gauss))
-    of_numpy = states["numpy"]
-    np.random.set_state(of_numpy if isinstance(of_numpy, dict) else tuple(of_numpy))  # a list in older checkpoints
+    np.random.set_state(states["numpy"])
     th.set_rng_state(th.as_tensor(states["torch"]))
     for device, state in enumerate(states["cuda"][: th.cuda.device_count()]):
         th.cuda.set_rng_state(th.as_tensor(state), device)
-
-
-def _callbacks(root: BaseCallback | None) -> list[BaseCallback]:
-    """A callback and those that it calls."""
-    found: list[BaseCallback] = []
-    waiting: deque[Any] = deque([root])
-    while waiting:
-        value = waiting.popleft()
-        if isinstance(value, (list, tuple)):
-            waiting.extend(value)
-        elif isinstance(value, BaseCallback) and value not in found:
-            found.append(value)
-            waiting.extend(part for name, part in vars(value).items() if name not in _OF_THE_CALL)
-    return found
-
-
-def _plain_attributes(callback: BaseCallback) -> dict[str, bytes]:
-    """Those with plain values, pickled."""
-    values = {name: value for name, value in vars(callback).items() if name not in _OF_THE_CALL}
-    return {name: pickle.dumps(value) for name, value in values.items() if is_plain(value)}
-
-
-def _put_back(present: Any, saved: Any) -> Any:
-    """The saved value; in the present list, dict, set or deque if there is one, which the program may hold as well."""
-    if type(present) is not type(saved) or not isinstance(present, (list, dict, set, deque)):
-        return saved
-    present.clear()
-    (present.extend if isinstance(present, (list, deque)) else present.update)(saved)
-    return present

@@ -16,9 +16,9 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_acer import ACER
 from sb3_acer.atari.vec_env import make_atari_vec_env
+from sb3_acer.callbacks import StopOnSignal
 from sb3_acer.checkpoint import has_checkpoints
 from sb3_acer.checks import check_integer
-from sb3_acer.resuming import StopOnSignal
 from sb3_acer.storage import replacing
 
 POLICIES = {"cnn": "CnnPolicy", "lstm": "CnnLstmPolicy", "lnlstm": "CnnLnLstmPolicy"}

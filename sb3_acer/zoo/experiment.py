@@ -32,10 +32,10 @@ from stable_baselines3.common.results_plotter import X_TIMESTEPS, ts2xy
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_acer import ACER, distributed
+from sb3_acer.callbacks import StopOnSignal
 from sb3_acer.checkpoint import has_checkpoints
 from sb3_acer.checks import check_integer, require
 from sb3_acer.hyperparams import ENTRIES_FILE, hyperparams
-from sb3_acer.resuming import StopOnSignal
 from sb3_acer.storage import replacing
 from sb3_acer.zoo.masking import evaluate_policy
 from sb3_acer.zoo.mistakes import check_counts

@@ -23,9 +23,9 @@ from stable_baselines3.common.monitor import load_results
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_acer import ACER, distributed
+from sb3_acer.callbacks import StopOnSignal
 from sb3_acer.checkpoint import find_checkpoint
 from sb3_acer.hyperparams import ENTRIES_FILE
-from sb3_acer.resuming import StopOnSignal
 from sb3_acer.zoo import commands, experiment, registration
 from sb3_acer.zoo.masking import Algorithms
 from sb3_acer.zoo.registration import convert_acer_params, entry_of

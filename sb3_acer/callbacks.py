@@ -1,0 +1,88 @@
+"""SB3's callbacks: what a checkpoint keeps of them, and one that ends training when the program is told to end."""
+
+import pickle
+import signal
+import sys
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import StringIO
+from types import FrameType
+from typing import Any
+
+from stable_baselines3.common.callbacks import BaseCallback
+
+from sb3_acer.arguments import is_plain
+
+_OF_THE_CALL = ("model", "parent", "locals", "globals", "stopped_by")
+"""attributes of a callback that a call of learn sets"""
+
+
+def all_callbacks(root: BaseCallback | None) -> list[BaseCallback]:
+    """A callback and those that it calls."""
+    found: list[BaseCallback] = []
+    waiting: deque[Any] = deque([root])
+    while waiting:
+        value = waiting.popleft()
+        if isinstance(value, (list, tuple)):
+            waiting.extend(value)
+        elif isinstance(value, BaseCallback) and value not in found:
+            found.append(value)
+            waiting.extend(part for name, part in vars(value).items() if name not in _OF_THE_CALL)
+    return found
+
+
+def plain_attributes(callback: BaseCallback) -> dict[str, bytes]:
+    """Those with plain values, pickled."""
+    values = {name: value for name, value in vars(callback).items() if name not in _OF_THE_CALL}
+    return {name: pickle.dumps(value) for name, value in values.items() if is_plain(value)}
+
+
+def put_back(present: Any, saved: Any) -> Any:
+    """The saved value; in the present list, dict, set or deque if there is one, which the program may hold as well."""
+    if type(present) is not type(saved) or not isinstance(present, (list, dict, set, deque)):
+        return saved
+    present.clear()
+    (present.extend if isinstance(present, (list, deque)) else present.update)(saved)
+    return present
+
+
+class StopOnSignal(BaseCallback):
+    """
+    Ends training after the step under way when the program is told to end, by SIGTERM, Ctrl-C or a terminal that
+    closes. A second signal ends it at once.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stopped_by = 0  # number of the signal
+
+    def _on_step(self) -> bool:
+        return not self.stopped_by
+
+    def stop(self, signum: int, frame: FrameType | None) -> None:
+        """Signal handler."""
+        if self.stopped_by and signum != getattr(signal, "SIGHUP", None):  # a shell that ends sends that one twice
+            raise KeyboardInterrupt
+        self.stopped_by = self.stopped_by or signum
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Handle the signals; afterwards they are handled as before."""
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        hangup = getattr(signal, "SIGHUP", None)  # not on Windows
+        if hangup is not None and signal.getsignal(hangup) != signal.SIG_IGN:  # as nohup sets it
+            numbers.append(hangup)
+        handlers = {number: signal.signal(number, self.stop) for number in numbers}
+        try:
+            yield
+        except OSError:
+            try:
+                print(end="", flush=True)
+            except OSError:
+                # Ctrl-C also ends `| tee`, and a terminal may have closed. What saves may still print, to nowhere.
+                sys.stdout = StringIO()
+            raise
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
