@@ -33,7 +33,7 @@ def all_callbacks(root: BaseCallback | None) -> list[BaseCallback]:
 
 
 def plain_attributes(callback: BaseCallback) -> dict[str, bytes]:
-    """Those with plain values, pickled."""
+    """A callback's attributes with plain values, pickled."""
     values = {name: value for name, value in vars(callback).items() if name not in _OF_THE_CALL}
     return {name: pickle.dumps(value) for name, value in values.items() if is_plain(value)}
 

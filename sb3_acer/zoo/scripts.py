@@ -1,4 +1,4 @@
-"""How rl-zoo's scripts are run, and how their arguments are read before."""
+"""Runs rl-zoo's scripts, and reads their arguments beforehand."""
 
 import argparse
 import sys
