@@ -158,7 +158,7 @@ def ablations() -> str:
                 tried = [each.environment, label_of_row, str(len(agents)), score(agents)]
                 kept = score(reference[actions]) if reference[actions] else ""
                 rows.append([*tried, kept, each.lesson, f"`{each.name}`"])
-    return markdown(["task", "tried", "seeds", "IQM [95 %]", "the entry", "learnt", "experiment"], rows)
+    return markdown(["task", "tried", "seeds", "IQM [95 %]", "reference", "learnt", "experiment"], rows)
 
 
 def studies() -> str:
