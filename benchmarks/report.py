@@ -292,7 +292,7 @@ def speed(prefix: str) -> str:
         for name, one in variants.items():
             medians = [float(np.median(one[unit])) for unit in units]
             cells = [f"{median:,.0f}" if median >= 100 else f"{median:.3g}" for median in medians]
-            has_ratio = units[0] == "steps/s" or "floor" in variants
+            has_ratio = units[0].endswith("/s") or "floor" in variants
             ratio = f"{np.median(np.divide(one[units[0]], first)):.2f}" if has_ratio else ""
             rows.append([benchmark.removeprefix(prefix).lstrip(", "), name, *cells, ratio])
     return markdown(["benchmark", "variant", *units, "ratio"], rows)

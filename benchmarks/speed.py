@@ -6,12 +6,13 @@ interleaved runs:
   and where ACER's time goes
 - updates: an update over its floor, which is the same networks by plain functional calls: forward and backward, and the
   forward pass of the average policy
+- predictions: calls of `predict` with one observation per second, over the same peers
 - operations: operations of torch that an update dispatches; some only hand memory to numpy
 - growth: steps per second with larger buffers, wider networks and more environments
 - training: steps per second of experiments, by the runner's commands without evaluations
 
-    python -m benchmarks.speed [programs] [updates] [operations] [growth] [training] [--runs 7] [--steps 4000]
-                               [--experiments ...]
+    python -m benchmarks.speed [programs] [updates] [predictions] [operations] [growth] [training] [--runs 7]
+                               [--steps 4000] [--experiments ...]
 """
 
 import argparse
@@ -85,13 +86,18 @@ def interleaved(calls: Mapping[str, Callable[[], Any]], n_runs: int) -> dict[str
     return found
 
 
+def rivals(title: str) -> dict[str, Any]:
+    name, n_envs, wrapper, policy, shared, peer, settings = PROGRAMS[title]
+    return {
+        peer.__name__: make(peer, name, n_envs, wrapper, policy, **shared, **settings),
+        "ACER": make(ACER, name, n_envs, wrapper, policy, **shared),
+    }
+
+
 def programs(n_runs: int, steps: int) -> list[Measurement]:
     rows: list[Measurement] = []
-    for title, (name, n_envs, wrapper, policy, shared, peer, settings) in PROGRAMS.items():
-        models = {
-            peer.__name__: make(peer, name, n_envs, wrapper, policy, **shared, **settings),
-            "ACER": make(ACER, name, n_envs, wrapper, policy, **shared),
-        }
+    for title in PROGRAMS:
+        models = rivals(title)
         learns = {
             algorithm: lambda model=model: model.learn(steps, log_interval=100, reset_num_timesteps=False)
             for algorithm, model in models.items()
@@ -100,7 +106,7 @@ def programs(n_runs: int, steps: int) -> list[Measurement]:
         for algorithm, each in found.items():
             rows += [(f"algorithms, {title}", algorithm, run, steps / took, "steps/s") for run, took in enumerate(each)]
         ratio = statistics.median(theirs / ours for theirs, ours in zip(*found.values(), strict=True))
-        print(f"{title}: {ratio:.2f} times the steps per second of {peer.__name__}")
+        print(f"{title}: {ratio:.2f} times the steps per second of {next(iter(models))}")
         shares = time_shares(models["ACER"], steps)
         print("  ", ", ".join(f"{part} {share:.1%}" for part, share in shares.items()))
         rows += [(f"time, {title}", part, 0, 100 * share, "%") for part, share in shares.items()]
@@ -223,6 +229,23 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
+def predictions(n_runs: int, steps: int) -> list[Measurement]:
+    def act(model: Any) -> None:
+        observation, state, starts = model.get_env().reset()[:1], None, np.zeros(1, bool)
+        for _ in range(steps):
+            _, state = model.predict(observation, state, starts)
+
+    rows: list[Measurement] = []
+    for title in UPDATES:
+        models = rivals(title)
+        found = interleaved({algorithm: partial(act, model) for algorithm, model in models.items()}, n_runs)
+        for name, each in found.items():
+            rows += [(f"predictions, {title}", name, run, steps / took, "calls/s") for run, took in enumerate(each)]
+        ratio = statistics.median(theirs / ours for theirs, ours in zip(*found.values(), strict=True))
+        print(f"{title}: {ratio:.2f} times the predictions per second of {next(iter(models))}")
+    return rows
+
+
 def operations(n_runs: int, steps: int) -> list[Measurement]:
     rows: list[Measurement] = []
     for title in UPDATES:
@@ -294,7 +317,13 @@ def training(names: list[str], steps: int) -> list[Measurement]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    benchmarks = {"programs": programs, "updates": updates, "operations": operations, "growth": growth}
+    benchmarks = {
+        "programs": programs,
+        "updates": updates,
+        "predictions": predictions,
+        "operations": operations,
+        "growth": growth,
+    }
     names = [*benchmarks, "training"]
     parser.add_argument("benchmarks", nargs="*", help=f"{', '.join(names)}; all of them by default")
     parser.add_argument("--runs", type=int, default=7)

@@ -160,7 +160,8 @@ class PredictionInterface(BasePolicy, ABC):
         :return: statistics of pi(.|x), ``[N, P]``, the recurrent states after the step, ``[N, W]``, and whether the
             observation was one of N environments
         """
-        self.set_training_mode(False)
+        if any(module.training for module in self.modules()):  # a third of the time of setting it
+            self.set_training_mode(False)
         if isinstance(observation, tuple):
             super().predict(observation)  # raises SB3's own error, which explains the mistake
             raise ValueError(f"observation must be an array or a dict of arrays, got the tuple {observation!r}")

@@ -1,6 +1,8 @@
 """An exported file computes what the agent does, for any number of rows, or is not written."""
 
 import pickle
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from sb3_contrib.common.envs import InvalidActionEnvDiscrete
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 from torch import nn
+from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from sb3_acer import ACER
 from sb3_acer.export import export_onnx
@@ -35,6 +38,14 @@ CASES: dict[str, tuple[str, Space, Space]] = {
     "images with an LSTM": ("CnnLstmPolicy", IMAGE, spaces.MultiBinary(2)),
     "Dict": ("MultiInputPolicy", DICT, spaces.Discrete(4)),
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registry_once() -> Iterator[None]:
+    """Each export makes the same table of all operators that torch knows, which is half of its time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(cache(ONNXRegistry.from_torchlib)))
+        yield
 
 
 def env_of(observation_space: Space, action_space: Space) -> VecEnv:

@@ -24,10 +24,9 @@ from sb3_acer.zoo import commands, experiment, study
 
 ROOT = Path(commands.__file__).parents[2]
 HYPERPARAMS: dict[str, dict[str, Any]] = yaml.safe_load(ENTRIES_FILE.read_text())
-SHORT_RUN = (
-    *("--env", "CartPole-v1", "-n", "600", "--eval-episodes", "1", "--seed", "1", "--num-threads", "1"),
-    *("-params", "replay_start:100", "n_envs:2", "n_steps:16"),
-)
+TASK = ("--env", "CartPole-v1", "-n", "600", "--eval-episodes", "1", "--seed", "1", "--num-threads", "1")
+PARAMS = ("-params", "replay_start:100", "n_envs:2", "n_steps:16")
+SHORT_RUN = (*TASK, "--eval-freq", "200", *PARAMS)
 SEARCH = ("-n", "100", "--n-trials", "2", "--n-evaluations", "1", "--eval-episodes", "2", "--no-optim-plots")
 
 
@@ -61,8 +60,7 @@ def sb3_acer(*arguments: str, cwd: Path) -> str:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A folder with a short training run, and what it printed."""
     folder = tmp_path_factory.mktemp("trained")
-    run = ("train", *SHORT_RUN, "--n-eval-envs", "5")
-    return folder, sb3_acer(*run, cwd=folder)
+    return folder, sb3_acer("train", *TASK, *PARAMS, "--n-eval-envs", "5", cwd=folder)
 
 
 @pytest.fixture(scope="session")
