@@ -20,7 +20,7 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, Flatten
 from torch import nn
 from torch.nn.utils import parametrize
 
-from sb3_acer import ACER
+from sb3_acer import ACER, policies
 from sb3_acer.heads import DuelingHead, QHead
 from sb3_acer.policies import (
     ACERPolicy,
@@ -512,6 +512,21 @@ def test_images_of_floats_are_not_changed_in_place(use_bfloat16: bool) -> None:
         given = numbers.clone()
         assert th.equal(stats_of(policy, given), stats_of(policy, images))
         assert th.equal(given, numbers)
+
+
+@pytest.mark.parametrize("is_fast", [False, True])
+def test_images_are_computed_in_bfloat16_where_the_processor_has_it(
+    is_fast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policies, "_has_bfloat16", lambda device_type: is_fast)
+    policy, images = make(IMAGE), rows_of(IMAGE, 4)
+    stats = {}
+    for use_bfloat16 in (False, True):
+        told = make(IMAGE, use_bfloat16=use_bfloat16)
+        told.load_state_dict(policy.state_dict())
+        stats[use_bfloat16] = stats_of(told, images)
+    assert th.equal(stats_of(policy, images), stats[is_fast])
+    assert not th.equal(*stats.values())
 
 
 def test_bfloat16_leaves_probabilities_and_values_within_a_hundredth() -> None:
