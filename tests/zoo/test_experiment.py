@@ -636,6 +636,17 @@ def test_the_best_trial_of_another_algorithm_is_printed_with_its_settings(shell:
     assert "learning_rate: " in printed
 
 
+@pytest.mark.parametrize("setting", ["policy:'MlpLstmPolicy'", "policy_kwargs:dict(net_arch=[8])"])
+def test_an_agent_that_is_trained_on_keeps_its_own_networks(
+    setting: str, trained: tuple[Path, str], shell: Path
+) -> None:
+    agent = trained[0] / "logs/acer/CartPole-v1_1/CartPole-v1.zip"
+    name = setting.partition(":")[0]
+    with pytest.raises(SystemExit, match=f"-params {name} must be left out with -i, whose agent has its own, got"):
+        commands.main(["train", "-i", str(agent), *SHORT_RUN, setting])
+    assert not (shell / "logs").exists()
+
+
 def test_a_run_whose_settings_are_wrong_leaves_no_folder(shell: Path) -> None:
     with pytest.raises(SystemExit, match="learning_rte"):
         commands.main(["train", *SHORT_RUN, "learning_rte:1"])
