@@ -147,8 +147,8 @@ class Experiment(ExperimentManager):
         require(is_interval, "--log-interval", "at least 1, -1 for the default, or less for no log", 0)
         self.fixed: dict[str, Any] = self.custom_hyperparams or {}  # of -params
         for name in ("policy", "policy_kwargs"):  # the zoo would leave them out without a word
-            is_used = name not in self.fixed or not self.continue_training
-            require(is_used, f"-params {name}", "left out with -i, whose agent has its own", self.fixed.get(name))
+            is_allowed = name not in self.fixed or not self.continue_training
+            require(is_allowed, f"-params {name}", "left out with -i, whose agent has its own", self.fixed.get(name))
         if self.trial_id is not None:
             is_found = self.storage is not None and self.study_name is not None
             require(is_found, "--trial-id", "given with --storage and --study-name", self.trial_id)
