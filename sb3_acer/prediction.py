@@ -160,7 +160,7 @@ class PredictionInterface(BasePolicy, ABC):
         :return: statistics of pi(.|x), ``[N, P]``, the recurrent states after the step, ``[N, W]``, and whether the
             observation was one of N environments
         """
-        if any(module.training for module in self.modules()):  # to look takes a third of the time of setting it
+        if any(module.training for module in self.modules()):  # setting it takes three times as long as looking
             self.set_training_mode(False)
         if isinstance(observation, tuple):
             super().predict(observation)  # raises SB3's own error, which explains the mistake

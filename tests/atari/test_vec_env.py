@@ -485,6 +485,7 @@ def test_games_continue_in_another_environment(monkeypatch: pytest.MonkeyPatch) 
             for mine, other in zip(ours[3], theirs[3], strict=True):
                 assert mine["episode_frame_number"] == other["episode_frame_number"]
                 assert mine.get("episode", {}).get("r") == other.get("episode", {}).get("r")
+    assert np.min(lives) < 5  # some were lost
     assert (first._n_games <= 3).all()
 
 
