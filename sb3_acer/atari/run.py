@@ -106,6 +106,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--n-envs", type=whole, default=16, help="games played in parallel")
     parser.add_argument("--buffer-size", type=whole, default=5000, help="steps of each game that are stored")
+    parser.add_argument("--replay-ratio", type=float, default=4.0, help="mean number of replays for each rollout")
     parser.add_argument("--device", default="auto", help="device of the networks")
     return parser
 
@@ -159,6 +160,7 @@ def make_agent(options: argparse.Namespace, env: VecEnv) -> ACER:
         env,
         lr_schedule=options.lr_schedule,
         buffer_size=options.buffer_size,
+        replay_ratio=options.replay_ratio,
         seed=options.seed,
         device=options.device,
         verbose=1,
