@@ -71,11 +71,11 @@ from sb3_acer.vec_normalize import normalize_of_policy
 SelfACER = TypeVar("SelfACER", bound="ACER")
 
 _WRITERS = ("stdout", "log", "json", "csv", "tensorboard")
-"""of the log: an entry that excludes all of them is only read"""
+"""All output formats of SB3's logger. A value excluded from all of them is kept for callbacks and never written."""
 _FIXED_BY_THE_FILE = ("policy", "_init_setup_model")
 """arguments of the constructor that `load` cannot replace"""
 _SMALL = 100_000
-"""parameters: with fewer the CPU has made an update before a GPU's operations are launched"""
+"""parameters; smaller networks are updated faster on a CPU than on a GPU"""
 
 
 class ACER(StableBaselinesInterface):
@@ -234,7 +234,7 @@ class ACER(StableBaselinesInterface):
         self._early_logs: tuple[int, ...] = ()
         self._logged_at = -1
         self._check_arguments()
-        _set_num_threads(num_procs, n_cpu_tf_sess, stacklevel=4)
+        _set_num_threads(num_procs, n_cpu_tf_sess)
         has_env = env is not None or not _init_setup_model
         require(has_env, "env", "an environment; None is for _init_setup_model=False, as load builds an agent", env)
         if env is not None:
@@ -387,8 +387,9 @@ class ACER(StableBaselinesInterface):
             raise policy_kwargs_error(rule, policy_kwargs) from error
         except AssertionError as error:  # SB3's features extractors assert that observations and arguments fit
             options = policy_kwargs.get("features_extractor_kwargs")
-            name, rule = "features_extractor_kwargs", "ones that the features extractor takes for these observations"
-            require(bool(str(error)) or not options, name, rule, options)
+            if options and not str(error):
+                rule = "ones that the features extractor takes for these observations"
+                raise ValueError(f"features_extractor_kwargs must be {rule}, got {options!r}") from error
             raise ValueError(f"policy must fit the observations, got {self.policy_class.__name__}: {error}") from error
         except RuntimeError as error:
             if "Kernel size" not in str(error):
@@ -446,7 +447,7 @@ class ACER(StableBaselinesInterface):
         unknown = [name for name in kwargs if name not in constructor_arguments(cls) or name in _FIXED_BY_THE_FILE]
         rule = f"arguments of the constructor other than {' and '.join(_FIXED_BY_THE_FILE)}"
         require(not unknown, "keyword arguments of load", rule, ", ".join(unknown))
-        _set_num_threads(kwargs.pop("num_procs", None), kwargs.pop("n_cpu_tf_sess", None), stacklevel=4)
+        _set_num_threads(kwargs.pop("num_procs", None), kwargs.pop("n_cpu_tf_sess", None))
         env = env if env is None else check_env(env)
         device = check_device("device", device)
         for name, attribute in ATTRIBUTES.items():
@@ -502,9 +503,9 @@ class ACER(StableBaselinesInterface):
         :param total_timesteps: number of steps of single environments
         :param callback: called after each step of the vectorised environment; one that returns False ends training
         :param log_interval: rollouts (on-policy updates) between two logs; there is another one at the end. ``"auto"``:
-            100 as in stable-baselines, in runs of less than 2,000 rollouts a twentieth of them, and logs after the
-            first and the tenth rollout. None: no log is written, but its values are recorded after each rollout for
-            callbacks that write one, which takes up to a third of the time of small networks.
+            a twentieth of the run's rollouts, but at most 100 as in stable-baselines, with further logs after the first
+            and the tenth rollout. None: no log is written, but its values are recorded after each rollout for callbacks
+            that write one, which takes up to a third of the time of small networks.
         :param tb_log_name: name of the run in tensorboard's log
         :param reset_num_timesteps: False to continue counting steps, and the episodes under way
         :param progress_bar: show a progress bar
@@ -584,7 +585,7 @@ class ACER(StableBaselinesInterface):
         One update on the latest rollout, then, once replay has started, Poisson(``replay_ratio``) updates on replayed
         ones, ``gradient_steps`` times.
 
-        :param gradient_steps: 1 in ``learn``; more to learn from what is stored, a buffer that was loaded say. The
+        :param gradient_steps: 1 in ``learn``; more to train on stored data, such as a buffer that was loaded. The
             learning rate is that with which the last call of ``learn`` ended: with a linear schedule it is 0.
         :param batch_size: sequences of a replayed batch; None: one per environment
         """
@@ -702,11 +703,11 @@ def _copied(kwargs: dict[str, Any]) -> dict[str, Any]:
     return {key: copy(value) if isinstance(value, (dict, list)) else value for key, value in kwargs.items()}
 
 
-def _set_num_threads(num_procs: Any, n_cpu_tf_sess: Any, stacklevel: int) -> None:
-    """Of torch, where an old script gives it. ``stacklevel`` is that of the warning."""
+def _set_num_threads(num_procs: Any, n_cpu_tf_sess: Any) -> None:
+    """Of torch, where an old script gives it."""
     for name, n_threads in (("num_procs", num_procs), ("n_cpu_tf_sess", n_cpu_tf_sess)):
         if n_threads is not None:
             n_threads = check_integer(name, n_threads, 1, 4096)
             message = f"{name} is deprecated: torch.set_num_threads({n_threads}) is called"
-            warnings.warn(message, DeprecationWarning, stacklevel=stacklevel)
+            warnings.warn(message, DeprecationWarning, stacklevel=4)
             th.set_num_threads(n_threads)

@@ -59,7 +59,7 @@ RULES: dict[str, Rule] = {
     "rprop_epsilon": partial(check_number, low=1e-30, high=1e6),
     **dict.fromkeys(("correction_term", "delta"), partial(check_number, high=1e30)),
     "replay_start": check_number,
-    "max_grad_norm": _or_none(_WEIGHT),
+    "max_grad_norm": _or_none(partial(check_number, low=1e-6, high=1e6)),
     **dict.fromkeys(("trust_region", "full_tensorboard_log"), check_boolean),
     **dict.fromkeys(("lr_schedule", "ent_schedule"), partial(check_choice, choices=SCHEDULES)),
     "seed": check_seed,

@@ -48,7 +48,8 @@ class SequenceReplayBuffer(ReplayBuffer):
 
     To sample by priority, override :meth:`sample`: :meth:`gather` returns the sequences of given slots and
     environments, and ``weights`` of the batch multiply their gradients. A subclass with arrays of its own extends
-    :meth:`reset`, :meth:`state_dict` and, after the base class's, which calls `reset`, :meth:`load_state_dict`.
+    :meth:`reset`, :meth:`state_dict` and, after the base class's, which calls `reset`, :meth:`load_state_dict`. Slots
+    have the numbers from 0 to n_slots + ceil(k / n_steps), where k is the number of frames of a stack, else 1.
 
     :param buffer_size: steps of the vectorised environment to keep, at least one slot; that is ``buffer_size * n_envs``
         transitions
@@ -225,7 +226,7 @@ class SequenceReplayBuffer(ReplayBuffer):
         """
         if self._ring is None or not self.size():
             raise ValueError("sequences can be sampled once a rollout is finished, got an empty replay buffer")
-        n_rollouts, n_slots = self.size() // self.n_steps, self._ring.n_slots
+        n_rollouts, n_slots = self.size() // self.n_steps, self._ring.n_all_slots
         is_held = bool(((self.pos - 1 - slots) % n_slots < n_rollouts).all())
         require(is_held, "slots", f"from {self.pos - n_rollouts} to {self.pos - 1}, modulo {n_slots}", slots)
         require(bool(((envs >= 0) & (envs < self.n_envs)).all()), "envs", f"from 0 to {self.n_envs - 1}", envs)
@@ -379,7 +380,7 @@ class SequenceReplayBuffer(ReplayBuffer):
             states, masked = np.asarray(columns["states"])[0], _INVALID in columns["observations"]
             ring = self._ring = self._make_ring(action, behaviour, states, masked)
             ring.load_state_dict(columns)
-        n_slots = self.n_slots if self._ring is None else self._ring.n_slots
+        n_slots = self.n_slots if self._ring is None else self._ring.n_all_slots
         self.pos = check_integer("pos of the replay buffer", state["pos"], 0, n_slots - 1)
         self.step = check_integer("step of the replay buffer", state["step"], 0, self.n_steps - 1)
         self.full = check_boolean("full of the replay buffer", state["full"])
@@ -465,7 +466,7 @@ class SequenceReplayBuffer(ReplayBuffer):
             of_spaces[_INVALID] = _flags(behaviour)
         arguments = self.n_steps, of_spaces, self._stacks, strict, action, behaviour, states, self.storage_device
         smallest = Ring(1, *arguments)  # to measure what a slot takes
-        needed = smallest.nbytes // smallest.n_slots * (self.n_slots + smallest.n_slots - 1)
+        needed = smallest.nbytes // smallest.n_all_slots * (self.n_slots + smallest.n_all_slots - 1)
         if self.storage_device.type == "cuda":
             available = th.cuda.mem_get_info(self.storage_device)[0]
         else:

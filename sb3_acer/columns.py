@@ -47,7 +47,7 @@ class Column:
         """
         :param row: of the ring
         :param values: ``[n_envs, ...]``, or one number for all of it
-        :param again: whether the row will be written again, and is not the one before the next row
+        :param again: see :meth:`FrameColumn.write`
         """
         is_array = isinstance(self.ring, np.ndarray)
         self.ring[row] = values if is_array else th.from_numpy(np.asarray(values, self.dtype))
@@ -189,7 +189,7 @@ class FrameColumn:
         """
         :param row: of the ring
         :param rows: ``[n_envs, ...]``
-        :param again: whether the row will be written again, and is not the one before the next row
+        :param again: whether this is the row after a slot's last step, which the next slot's first step overwrites
         """
         stack, continues = self.stack, self._continues(rows)
         frames = stack.split(rows)
@@ -229,9 +229,10 @@ class FrameColumn:
         if len(blank[0]):
             frames[tuple(map(th.from_numpy, blank))] = 0
         if len(kept[0]):
-            place, newer = np.broadcast_to(pasts, older.shape)[kept], (back - ages)[kept]
+            # rows_before is 1 for the frame just before the stack began anew.
+            place, rows_before = np.broadcast_to(pasts, older.shape)[kept], (back - ages)[kept]
             table = self.older.rows["frames"]
-            frames[tuple(map(th.from_numpy, kept))] = table[th.from_numpy(place), th.from_numpy(-newer)]
+            frames[tuple(map(th.from_numpy, kept))] = table[th.from_numpy(place), th.from_numpy(-rows_before)]
         stacks = stack.join(frames.flatten(0, 1))
         return stacks.view(*places.shape[:-1], *stacks.shape[1:])
 

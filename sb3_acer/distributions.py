@@ -190,8 +190,7 @@ class Family(ABC):
 
     def kl_gradient(self, stats: th.Tensor, other: th.Tensor) -> th.Tensor:
         """
-        Gradient of KL(stats || other) with respect to ``other``. It is 0 for an outcome that is certain beside other
-        factors: it cannot move, and would only change the trust region of the others.
+        Gradient of KL(stats || other) with respect to ``other``.
 
         :param stats: ``[..., P]``
         :param other: ``[..., P]``
@@ -422,6 +421,7 @@ class Categorical(Family):
         return (stats * ((stats + EPSILON).log() - (other + EPSILON).log())).sum(-1)
 
     def kl_gradient(self, stats: th.Tensor, other: th.Tensor) -> th.Tensor:
+        # 0 for an outcome that is certain: it cannot move, but would tighten the trust region of the others.
         return -stats / (other + EPSILON) * (other < 1)
 
     def entropy_gradient(self, stats: th.Tensor) -> th.Tensor:
@@ -433,8 +433,8 @@ class Categorical(Family):
         if stats.is_cuda:  # scatter_add would add in another order each time
             summed = (F.one_hot(actions, self.width) * weights[..., np.newaxis, np.newaxis]).sum(-3)
         else:
-            outcomes, weights = actions.transpose(-1, -2), weights.unsqueeze(-2).expand(*actions.shape[:-2], -1, -1)
-            summed = th.zeros_like(factors).scatter_add(-1, outcomes, weights.expand_as(outcomes))
+            outcomes = actions.transpose(-1, -2)
+            summed = th.zeros_like(factors).scatter_add(-1, outcomes, weights.unsqueeze(-2).expand_as(outcomes))
         return self._joined(summed) / (stats + EPSILON)
 
     def sample(self, stats: th.Tensor, noise: th.Tensor) -> th.Tensor:
@@ -457,7 +457,7 @@ class Categorical(Family):
         return components
 
     def action_probability(self, stats: np.ndarray) -> Any:
-        return np.split(stats, np.cumsum(self.sizes)[:-1], axis=-1)
+        return np.split(stats, self._firsts[1:], axis=-1)
 
     def distribution(self, stats: th.Tensor) -> Distribution:
         return MultiCategoricalDistribution(self.sizes).proba_distribution(_logits(stats))
@@ -667,8 +667,8 @@ class DiagonalGaussian(Family):
         return components
 
     def action_probability(self, stats: np.ndarray) -> Any:
-        mean, std = np.split(stats.reshape(len(stats), 2, *self.low.shape), 2, axis=1)
-        return mean[:, 0], std[:, 0]
+        parts = stats.reshape(len(stats), 2, *self.low.shape)
+        return parts[:, 0], parts[:, 1]
 
     def distribution(self, stats: th.Tensor) -> Distribution:
         mean, std = stats.chunk(2, -1)

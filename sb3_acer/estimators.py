@@ -19,7 +19,8 @@ def retrace_traces(ratio: th.Tensor, d: int | th.Tensor = 1) -> th.Tensor:
     Trace coefficients of Retrace: :math:`c_t = \min(1, \rho_t^{1/d})` (equation 5; section 5.2 for d > 1).
 
     :param ratio: importance ratios rho of the actions taken, ``[T, B]``
-    :param d: number of components of an action where actions are sampled, else 1; ``[T, B]`` if states differ in it
+    :param d: number of components with more than one valid outcome, see
+        :attr:`~sb3_acer.distributions.Family.trace_root`; ``[T, B]`` where masks make states differ in it
     :return: coefficients in [0, 1], ``[T, B]``
     """
     if isinstance(d, th.Tensor):

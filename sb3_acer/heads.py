@@ -15,7 +15,7 @@ from sb3_acer.estimators import dueling
 from sb3_acer.mlp import ACTIVATIONS, add_product
 
 _WIDTH = 64
-"""bound on the units of the dueling head's hidden layer, which has a row for each action that is judged"""
+"""largest width of the dueling head's hidden layer, which is computed for 2 K + 1 actions of each state"""
 
 
 class CriticOutput(NamedTuple):
@@ -102,8 +102,9 @@ class DuelingHead(nn.Module):
     """
     Stochastic dueling network: V(x), A(x, a), and Q~ by :func:`~sb3_acer.estimators.dueling`.
 
-    A has one hidden layer of W units, in which the latent features of the state meet the action. A's output has no
-    bias, since it would cancel in Q~.
+    A has one hidden layer of H units, in which the latent features of the state meet the action. A's output has no
+    bias, since it would cancel in Q~. The layers ``action`` and ``advantage`` are not called as modules, so forward
+    hooks on them do not run.
 
     :param family: the family of the actions
     :param latent_dim: width of the latent features (L)
@@ -138,7 +139,7 @@ class DuelingHead(nn.Module):
 
     def values(self, outputs: th.Tensor, stats: th.Tensor) -> th.Tensor:
         """
-        :param outputs: V and the latent features' part of A's hidden layer, ``[N, 1 + W]``
+        :param outputs: V and the latent features' part of A's hidden layer, ``[N, 1 + H]``
         :param stats: unused
         :return: V, ``[N]``
         """
@@ -148,7 +149,7 @@ class DuelingHead(nn.Module):
         self, outputs: th.Tensor, stats: th.Tensor, actions: th.Tensor, n_samples: int, rng: np.random.Generator
     ) -> CriticOutput:
         """
-        :param outputs: V and the latent features' part of A's hidden layer, ``[N, 1 + W]``, the first T * B rows those
+        :param outputs: V and the latent features' part of A's hidden layer, ``[N, 1 + H]``, the first T * B rows those
             of the steps
         :param stats: statistics of pi in the same rows, ``[N, P]``
         :param actions: the actions taken, ``[T, B, D]``

@@ -73,6 +73,8 @@ class _Parts(NamedTuple):
     modules: list[nn.Module]
     layers: list[Layer] | None
     hooks: list[dict[int, Any]]
+    attributes: list[dict[str, Any]]
+    """of all modules: one may be given a ``forward`` of its own"""
     members: list[dict[str, Any]]
     """the dicts of modules and parameters that anything may be removed from, or added to"""
     identities: list[int]
@@ -108,7 +110,8 @@ class Chain:
     def layers(self) -> list[Layer] | None:
         """None for a chain whose modules have to be called"""
         parts = self._find_parts()
-        return None if any(parts.hooks) else parts.layers
+        replaced = any(parts.hooks) or any("forward" in attributes for attributes in parts.attributes)
+        return None if replaced else parts.layers
 
     def _find_parts(self) -> _Parts:
         parts = self._parts
@@ -131,6 +134,7 @@ class Chain:
                 *(getattr(module, kind) for module in modules for kind in kinds),
                 *(getattr(nn.modules.module, f"_global{kind}") for kind in kinds),
             ],
+            attributes=[vars(module) for module in modules],
             members=members,
             identities=_identities(members),
             held=[member for each in members for member in each.values()],
@@ -250,8 +254,6 @@ def _flatten(modules: Iterable[nn.Module]) -> Iterator[nn.Module]:
 def _find_layers(modules: Iterable[nn.Module]) -> list[Layer] | None:
     layers: list[Layer] = []
     for module in modules:
-        if "forward" in vars(module):  # somebody has assigned another one
-            return None
         weight = module._parameters.get("weight")
         if type(module) is nn.Linear and weight is not None:
             layers.append(Layer(weight, module._parameters.get("bias"), None))

@@ -348,7 +348,7 @@ class ACERPolicy(PredictionInterface):
         features_extractor = self.features_extractor if features_extractor is None else features_extractor
         if self._is_image and isinstance(obs, th.Tensor):
             return self._image_features(obs, features_extractor)
-        if not self._is_vector or not isinstance(obs, th.Tensor):  # of a vector it would change the type alone
+        if not self._is_vector:  # of a vector it would change the type alone
             obs = preprocess_obs(obs, self.observation_space, normalize_images=self.normalize_images)
         features: th.Tensor = features_extractor(map_observations(lambda part: part.to(self._dtype), obs))
         return features
@@ -386,8 +386,6 @@ class ACERPolicy(PredictionInterface):
         :param states: ``[N, W]``
         :return: outputs for the policy and for the critic, and the states after the step
         """
-        if not self.state_size:
-            return features, q_features, states
         pi_states, q_states = self._split(states)
         latent, pi_states = self.pi_recurrent.step(features, pi_states)
         if self._shares_state:
@@ -455,9 +453,8 @@ class ACERPolicy(PredictionInterface):
         with th.no_grad():
             rows = map_observations(lambda rows: rows[:-1].flatten(0, 1), batch.observations)
             latent = self.extract_features(rows, self.features_extractor)
-            if self.state_size:
-                no_steps = th.zeros(0, dtype=th.int64, device=ends.device)
-                latent = self.pi_recurrent.sequence(latent, self._split(batch.states)[0], ends[:-1], no_steps)
+            no_steps = th.zeros(0, dtype=th.int64, device=ends.device)
+            latent = self.pi_recurrent.sequence(latent, self._split(batch.states)[0], ends[:-1], no_steps)
             outputs = ForwardPass(self._pi_chain, latent).output
             stats = self.family.statistics(outputs, self.log_std, None if masks is None else masks[:-1].flatten(0, 1))
         return stats.view(*ends.shape, self.family.n_stats)
@@ -490,8 +487,7 @@ class ACERPolicy(PredictionInterface):
         """
         (n_steps, n_sequences), final_steps = batch.actions.shape[:2], batch.final_steps
         latent, q_latent = self._features(map_observations(_stack_rows, batch.observations, batch.final_observations))
-        if self.state_size:
-            latent, q_latent = self._sequence(latent, q_latent, batch.states, batch.ends, final_steps)
+        latent, q_latent = self._sequence(latent, q_latent, batch.states, batch.ends, final_steps)
         masks, final_masks = batch.masks, batch.final_masks
         valid = None if masks is None or final_masks is None else _stack_rows(masks, final_masks)
         with th.inference_mode():

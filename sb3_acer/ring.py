@@ -48,8 +48,8 @@ class Ring:
     ) -> None:
         self.n_steps, self.n_envs = n_steps, len(action)
         n_frames = max((stack.n_frames for stack in stacks.values()), default=1)
-        self.n_slots = n_slots + 1 + math.ceil(n_frames / n_steps)  # n_frames - 1 older frames, and the row after
-        self.n_rows = self.n_slots * n_steps
+        self.n_all_slots = n_slots + 1 + math.ceil(n_frames / n_steps)  # n_frames - 1 older frames, and the row after
+        self.n_rows = self.n_all_slots * n_steps
         self._stacks, self._strict, self._device = stacks, strict, device
         of_steps: dict[str, tuple[tuple[int, ...], Any, int]] = {
             "actions": (action.shape, action.dtype, 0),
@@ -62,8 +62,8 @@ class Ring:
         self.steps = {
             name: Column(self.n_rows, shape, dtype, fill=fill) for name, (shape, dtype, fill) in of_steps.items()
         }
-        self.states = th.from_numpy(np.zeros((self.n_slots, *states.shape), np.float32))
-        """recurrent states at each slot's first step, ``[n_slots, n_envs, W]``"""
+        self.states = th.from_numpy(np.zeros((self.n_all_slots, *states.shape), np.float32))
+        """recurrent states at each slot's first step, ``[n_all_slots, n_envs, W]``"""
         self.finals = SideTable(device)
         """final observations of truncated steps"""
         self.following: dict[str, np.ndarray] = {}

@@ -28,9 +28,13 @@ class Generators(NamedTuple):
     """The sources of training's random draws. Nothing else draws from them, and they are saved with the model."""
 
     actions: np.random.Generator
+    """noise of the actions in rollouts"""
     candidates: np.random.Generator
+    """candidates of the bias correction, and samples of the mean advantage"""
     replay: np.random.Generator
+    """which sequences are replayed"""
     schedule: np.random.Generator
+    """numbers of replayed batches, the same on all ranks"""
 
 
 class FunctionCallback(ConvertCallback):

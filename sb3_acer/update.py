@@ -43,9 +43,8 @@ class Update(NamedTuple):
 
     gradients: tuple[th.Tensor, ...]
     """
-    gradients of the loss, the sum over the states of weight times loss, divided by T * B, with respect to the
-    statistics, ``[T, B, P]``, Q of the actions taken, ``[T, B]``, and a V of its own where the critic has one,
-    ``[T, B]``
+    of the loss, sum over t and b of weight * loss / (T * B), with respect to the statistics, ``[T, B, P]``, Q of the
+    actions taken, ``[T, B]``, and V, ``[T, B]``, where the critic has a V of its own
     """
     batch: SequenceBatch
     evaluation: Evaluation

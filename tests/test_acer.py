@@ -1126,7 +1126,7 @@ def test_every_action_reaches_the_environment_as_an_element_of_its_space(action_
         ({"q_coef": -0.5}, r"q_coef must be a number in \[0, 1e\+06\], got -0.5"),
         ({"ent_coef": -0.5}, r"ent_coef must be a number in \[0, 1e\+06\], got -0.5"),
         ({"delta": -1}, "delta must be a number in .0, 1e.30., got -1"),
-        ({"max_grad_norm": -1}, r"max_grad_norm must be a number in \[0, 1e\+06\], got -1"),
+        ({"max_grad_norm": -1}, r"max_grad_norm must be a number in \[1e-06, 1e\+06\], got -1"),
         ({"correction_term": -1}, "correction_term must be a number in .0, 1e.30., got -1"),
         (
             {"lr_schedule": "cubic"},

@@ -6,6 +6,7 @@ is what is stored and replayed.
 import pickle
 from collections.abc import Callable
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -446,7 +447,7 @@ def test_masks_with_normalised_and_stacked_observations() -> None:
 
 
 def test_masks_of_environments_in_other_processes() -> None:
-    env = make_vec_env(Doors, 2, seed=0, vec_env_cls=SubprocVecEnv)
+    env = make_vec_env(Doors, 2, seed=0, vec_env_cls=SubprocVecEnv, vec_env_kwargs={"start_method": "fork"})
     agent = make_agent(env)
     agent.learn(2 * 120)
     in_this_process = make_agent(doors(2)).learn(2 * 120)
@@ -797,7 +798,7 @@ def test_masks_may_have_a_row_for_each_component() -> None:
         assert th.equal(own, other)
 
 
-@pytest.mark.parametrize("vec_env", [DummyVecEnv, SubprocVecEnv])
+@pytest.mark.parametrize("vec_env", [DummyVecEnv, partial(SubprocVecEnv, start_method="fork")])
 def test_an_attribute_that_is_no_method_is_an_error_unless_masks_are_not_used(vec_env: Any) -> None:
     class Odd(Doors):
         def __init__(self) -> None:

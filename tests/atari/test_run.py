@@ -80,14 +80,14 @@ def test_stable_baselines_own_settings_are_its_defaults(monkeypatch: pytest.Monk
 
 
 def test_the_settings_are_those_of_the_zoos_entry(tmp_path: Path) -> None:
-    run(tmp_path, "--buffer-size", "50")
+    run(tmp_path, "--buffer-size", "50", "--replay-ratio", "0.5")
     agent = ACER.load(tmp_path / "agent.zip")
     entry = hyperparams["atari"]
     for name in ("n_steps", "learning_rate", "q_coef", "ent_coef"):
         assert getattr(agent, name) == entry[name]
     assert agent.lr_schedule_name == entry["lr_schedule"]
     assert isinstance(agent.policy.optimizer, th.optim.Adam)
-    assert agent.buffer_size == 50  # a given argument replaces the entry's
+    assert (agent.buffer_size, agent.replay_ratio) == (50, 0.5)  # given arguments replace the entry's
     resume(tmp_path, "--num-timesteps", "320")
     assert ACER.load(tmp_path / "agent.zip").n_steps == entry["n_steps"]
 
