@@ -233,7 +233,7 @@ class Unstartable(Recorder):
 
 
 def test_a_process_that_ended_in_its_first_reset_is_named_too() -> None:
-    env = SubprocVecEnv([Recorder, Unstartable], start_method="fork")
+    env = SubprocVecEnv([Recorder, Unstartable], start_method="spawn")
     message = "^the process of environment 1 ended with exit code 1, see its traceback above$"
     with pytest.raises(RuntimeError, match=message):
         ACER("MlpPolicy", env, device="cpu").learn(10)
