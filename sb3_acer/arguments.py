@@ -185,8 +185,9 @@ def comparable(value: Any) -> Any:
     """
     :param value: an argument of the constructor
     :return: the same in a form that ``==`` compares: arrays as lists, since they have no single truth of being equal,
-        and classes by their names, since one of the main program that was unpickled is another object. For the same
-        reason functions are all equal, and other objects if their classes have the same name.
+        tuples too, since files of SB3 hold them as lists, and classes by their names, since one of the main program
+        that was unpickled is another object. For the same reason functions are all equal, and other objects if their
+        classes have the same name.
     """
     if isinstance(value, type):
         return f"{value.__module__}.{value.__name__}"  # loading shortens the qualified names of local ones
@@ -195,7 +196,7 @@ def comparable(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.tolist()
     if type(value) in (list, tuple):
-        return type(value)(map(comparable, value))
+        return list(map(comparable, value))
     return value if is_plain(value) else "a function" if callable(value) else f"a {type(value).__name__}"
 
 

@@ -520,6 +520,18 @@ def test_statistics_are_kept_where_the_wrappers_around_them_are_others(tmp_path:
     assert statistics.count > 64
 
 
+def test_settings_that_hold_tuples_are_those_that_a_checkpoint_has_as_lists(tmp_path: Path) -> None:
+    options = {"net_arch": {"pi": (8,), "qf": (4, 4)}, "optimizer_kwargs": {"alpha": 0.9}}
+
+    def model(**kwargs: Any) -> ACER:
+        return ACER("MlpPolicy", "CartPole-v1", **SMALL, policy_kwargs={**options, **kwargs})
+
+    model().learn(64, checkpoint=tmp_path)
+    assert model().learn(128, checkpoint=tmp_path).num_timesteps == 128
+    with pytest.raises(ValueError, match="policy_kwargs must be"):
+        model(net_arch=(8,)).learn(192, checkpoint=tmp_path)
+
+
 def test_settings_that_hold_an_array_are_compared(tmp_path: Path) -> None:
     class Scaled(FlattenExtractor):
         def __init__(self, observation_space: Any, scale: Any) -> None:
