@@ -49,7 +49,7 @@ class SequenceReplayBuffer(ReplayBuffer):
     To sample by priority, override :meth:`sample`: :meth:`gather` returns the sequences of given slots and
     environments, and ``weights`` of the batch multiply their gradients. A subclass with arrays of its own extends
     :meth:`reset`, :meth:`state_dict` and, after the base class's, which calls `reset`, :meth:`load_state_dict`. Slots
-    have the numbers from 0 to n_slots + ceil(k / n_steps), where k is the number of frames of a stack, else 1.
+    are numbered from 0 to n_slots + ceil(k / n_steps), where k is the number of frames in a stack, 1 without stacks.
 
     :param buffer_size: steps of the vectorised environment to keep, at least one slot; that is ``buffer_size * n_envs``
         transitions

@@ -1127,6 +1127,7 @@ def test_every_action_reaches_the_environment_as_an_element_of_its_space(action_
         ({"ent_coef": -0.5}, r"ent_coef must be a number in \[0, 1e\+06\], got -0.5"),
         ({"delta": -1}, "delta must be a number in .0, 1e.30., got -1"),
         ({"max_grad_norm": -1}, r"max_grad_norm must be a number in \[1e-06, 1e\+06\], got -1"),
+        ({"max_grad_norm": 0}, r"max_grad_norm must be a number in \[1e-06, 1e\+06\], got 0"),
         ({"correction_term": -1}, "correction_term must be a number in .0, 1e.30., got -1"),
         (
             {"lr_schedule": "cubic"},

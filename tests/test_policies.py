@@ -1135,13 +1135,14 @@ def test_a_copy_of_a_policy_has_parameters_of_its_own(recurrence: dict[str, Any]
 @pytest.mark.parametrize("name", ["features_extractor", "pi_net", "pi_net.0", "pi_head"])
 def test_a_forward_method_of_a_modules_own_is_called(name: str) -> None:
     policy = make(VECTOR, spaces.Discrete(2))
-    observations, states = np.stack([VECTOR.sample(), VECTOR.sample()]), np.zeros((2, 0), np.float32)
-    before, _ = policy.act(observations, states)
+    observations, states = rows_of(VECTOR, 50), np.zeros((50, 0), np.float32)
+    assert isinstance(observations, th.Tensor)
+    before, _ = policy.act(observations.numpy(), states)
     module = policy.get_submodule(name)
     usual = module.forward
     module.forward = lambda features: usual(features).flip(-1) + 1
-    acted, _ = policy.act(observations, states)
-    stepped, _ = policy.step(th.from_numpy(observations), th.from_numpy(states))
+    acted, _ = policy.act(observations.numpy(), states)
+    stepped, _ = policy.step(observations, th.from_numpy(states))
     np.testing.assert_allclose(acted, stepped.detach(), rtol=1e-6)
     assert np.abs(acted - before).max() > 1e-4
 

@@ -106,7 +106,9 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--n-envs", type=whole, default=16, help="games played in parallel")
     parser.add_argument("--buffer-size", type=whole, default=5000, help="steps of each game that are stored")
-    parser.add_argument("--replay-ratio", type=float, default=4.0, help="mean number of replays for each rollout")
+    parser.add_argument(
+        "--replay-ratio", type=float, default=4.0, help="mean number of replayed batches after each rollout"
+    )
     parser.add_argument("--device", default="auto", help="device of the networks")
     return parser
 
