@@ -76,7 +76,7 @@ ATTRIBUTES = {"lr_schedule": "lr_schedule_name", "stats_window_size": "_stats_wi
 """attributes of ACER that are not called like their arguments"""
 
 
-_MAY_DIFFER = {"device", "verbose", "tensorboard_log"}
+_MAY_DIFFER = {"env", "device", "verbose", "tensorboard_log"}
 """arguments that ranks need not share, and that may change when a run is continued"""
 _PLAIN = (bool, int, float, str, bytes, type(None), np.generic, np.random.Generator, np.random.RandomState)
 

@@ -52,6 +52,8 @@ class ResumableAlgorithm(DataParallelAlgorithm):
     """whether the present call of learn continues the one that was saved"""
     _n_rollouts = 0
     """of the last call of learn, with those before an interruption"""
+    _arguments: dict[str, Any] | None = None
+    """those of the agent when the last call of learn began; a callback may have changed them since"""
     _checkpoints: tuple[Path, int, int] | None = None
     """of the present call of learn: the folder, the steps between two checkpoints, and how many are kept"""
     _next_checkpoint = 0
@@ -248,6 +250,8 @@ class ResumableAlgorithm(DataParallelAlgorithm):
             self._checkpoints = None if folder is None else (folder, checkpoint_freq, checkpoint_keep)
             begins_next = not reset_num_timesteps and found is None and self.num_timesteps >= self._total_timesteps
             self._continues = self._resumed is not None and not begins_next
+            if not self._continues:
+                self._arguments = comparable_arguments(self)
             first = self.num_timesteps if self._continues else None
             self._warn_of_what_is_left(total_timesteps, reset_num_timesteps)
             super().learn(
@@ -382,7 +386,7 @@ class ResumableAlgorithm(DataParallelAlgorithm):
 
     def _require_same_arguments(self, saved: "ResumableAlgorithm") -> None:
         """A run continues with the arguments that it was begun with."""
-        theirs = comparable_arguments(saved)
+        theirs = saved._arguments or comparable_arguments(saved)
         for name, given in comparable_arguments(self).items():
             is_same = given == theirs[name] or (name == "seed" and given is None)
             require(is_same, name, f"{theirs[name]!r}, as in the checkpoint that learn continues", given)

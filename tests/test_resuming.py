@@ -588,6 +588,24 @@ def test_learning_rates_are_compared_by_their_values(tmp_path: Path) -> None:
     assert model(lambda remaining: remaining * 1e-3).learn(128, checkpoint=tmp_path).num_timesteps == 128
 
 
+class LowersEntropy(BaseCallback):
+    """A schedule of the user's own."""
+
+    def _on_step(self) -> bool:
+        assert isinstance(self.model, ACER)
+        self.model.ent_coef = 0.01 * (1 - self.num_timesteps / 200)
+        return True
+
+
+def test_a_callback_may_change_arguments(tmp_path: Path) -> None:
+    expected = state_of(make_model().learn(200, LowersEntropy()))
+    with pytest.raises(Killed):
+        make_model().learn(200, [LowersEntropy(), KillAt(150)], checkpoint=tmp_path, checkpoint_freq=50)
+    with pytest.raises(ValueError, match=r"ent_coef must be 0.01, as in the checkpoint .*, got 0.02"):
+        make_model(ent_coef=0.02).learn(200, LowersEntropy(), checkpoint=tmp_path)
+    require_same(state_of(make_model().learn(200, LowersEntropy(), checkpoint=tmp_path)), expected)
+
+
 class Collect(BaseCallback):
     """Collects in a list and a dict that the program holds too."""
 
