@@ -269,7 +269,10 @@ def run_training(name: str, arguments: list[str], n_runs: int = 1) -> None:
 def tune(arguments: list[str]) -> None:
     """search for hyperparameters, on one machine or several
 
-    The arguments are those of train. The study is stored in --storage under the name --study-name. All processes that
+    The arguments are those of train, and --n-runs. If they are not given, --n-trials is 100, --n-startup-trials 20,
+    --n-evaluations 5, --eval-episodes 20, --n-eval-envs 5 and --num-threads 1.
+
+    The study is stored in --storage under the name --study-name. All processes that
     are started with the same two work on the same study: --n-trials is the number of trials of each process,
     --max-total-trials that of all together. The first trial has the settings of the environment's entry, or the nearest
     ones in the ranges of the search. The value of a run is the mean of the second half of its evaluations, so give it
@@ -280,7 +283,7 @@ def tune(arguments: list[str]) -> None:
 
     --storage is one of
 
-      FOLDER/NAME.log                                   a journal file in a shared folder (default: logs/ALGO)
+      FOLDER/NAME.log                                   a journal file in a shared folder (default: logs/ALGO/ENV.log)
       sqlite:///FOLDER/NAME.db                          a database file, for a few workers on one machine
       postgresql+psycopg://USER:PASSWORD@HOST/DATABASE  a server: pip install "psycopg[binary]"
       mysql+pymysql://USER:PASSWORD@HOST/DATABASE       a server: pip install pymysql
