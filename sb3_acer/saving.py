@@ -52,13 +52,7 @@ class SavingAlgorithm(OffPolicyAlgorithm):
         :return: copies of the parameters of policy and average policy, and the optimiser's state, by name
         """
         # Copies, since the parameters are views of one vector, which pickle would write once for each of them.
-        return {
-            part: {
-                name: value.clone() if isinstance(value, th.Tensor) else deepcopy(value)
-                for name, value in values.items()
-            }
-            for part, values in super().get_parameters().items()
-        }
+        return {part: _copies(values) for part, values in super().get_parameters().items()}
 
     def set_parameters(
         self, load_path_or_dict: Any, exact_match: bool = True, device: th.device | str = "auto"
@@ -139,3 +133,18 @@ class SavingAlgorithm(OffPolicyAlgorithm):
             fits = loaded.state_size in (None, self.policy.state_size)
             require(fits, "recurrent states", f"of the policy's width {self.policy.state_size}", loaded.state_size)
         return loaded
+
+
+def _copies(values: dict[str, Any]) -> dict[str, Any]:
+    """Copies of a state's values. A tensor of several names has one copy: one of a shared features extractor, say."""
+    copies: dict[Any, th.Tensor] = {}
+
+    def copied(value: Any) -> Any:
+        if not isinstance(value, th.Tensor):
+            return deepcopy(value)
+        memory = (value.device, value.data_ptr(), value.shape, value.stride(), value.dtype)
+        if memory not in copies:
+            copies[memory] = value.clone()
+        return copies[memory]
+
+    return {name: copied(value) for name, value in values.items()}

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import cloudpickle
 import gymnasium as gym
@@ -600,6 +601,17 @@ def test_save_and_load_restore_all_that_training_uses(recurrence: dict[str, Any]
             agent.update(agent._after_burn_in(agent.replay_buffer.sample(4, None, agent._rngs.replay)))
     assert th.equal(flat(loaded), flat(model))
     assert th.equal(flat_average(loaded), flat_average(model))
+
+
+def test_a_shared_features_extractor_is_saved_once(tmp_path: Path) -> None:
+    model = ACER("CnnPolicy", FakeImageEnv(), buffer_size=64, device="cpu")
+    model.save(tmp_path / "agent")
+    size = sum(4 * parameter.numel() for parameter in model.policy.parameters())
+    with ZipFile(tmp_path / "agent.zip") as archive:
+        assert archive.getinfo("policy.pth").file_size < 1.1 * size
+    loaded = ACER.load(tmp_path / "agent", device="cpu")
+    for name, values in model.policy.state_dict().items():
+        assert th.equal(loaded.policy.state_dict()[name], values)
 
 
 def test_arguments_of_load_replace_the_saved_ones(tmp_path: Path) -> None:
