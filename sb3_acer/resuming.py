@@ -386,7 +386,7 @@ class ResumableAlgorithm(DataParallelAlgorithm):
 
     def _require_same_arguments(self, saved: "ResumableAlgorithm") -> None:
         """A run continues with the arguments that it was begun with."""
-        theirs = saved._arguments or comparable_arguments(saved)
+        theirs = {**comparable_arguments(saved), **(saved._arguments or {})}
         for name, given in comparable_arguments(self).items():
             is_same = given == theirs[name] or (name == "seed" and given is None)
             require(is_same, name, f"{theirs[name]!r}, as in the checkpoint that learn continues", given)
