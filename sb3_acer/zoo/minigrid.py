@@ -13,8 +13,8 @@ class StateBonus(gym.Wrapper):
     """
     Adds ``scale / sqrt(n)`` to the reward of a step to a state in which the episode has not been before; n is the
     number of steps so far, over all episodes, that have led to the state. A state is the agent's position, what the
-    agent carries, and how many of the doors are locked. MiniGrid's ``PositionBonus`` rewards each step, and knows
-    positions alone: for an agent that has just found a key it holds nothing new.
+    agent carries, and how many of the doors are locked. MiniGrid's ``PositionBonus`` adds to every reward and counts
+    positions alone, so that it does not encourage an agent to carry a key through rooms that it knows.
 
     Counts are those of https://arxiv.org/abs/1606.01868, once an episode as in https://arxiv.org/abs/2012.08621.
 

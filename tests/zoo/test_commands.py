@@ -97,6 +97,12 @@ def test_help_says_what_a_command_does_and_the_zoos_own_arguments(
     assert not list(shell.iterdir())
 
 
+def test_the_help_of_tune_has_its_own_defaults() -> None:
+    defaults = [default.replace("=", " ") for default in commands.SEARCH if "=" in default]
+    assert len(defaults) == 6
+    assert all(default in inspect.getdoc(commands.tune) for default in defaults)  # type: ignore[operator]
+
+
 def test_arguments_reach_the_zoo_unchanged_after_the_defaults() -> None:
     given = ["--env", "Acrobot-v1", "-n", "5", "-conf", "mine.yml"]
     assert arguments_of_train(*given) == ["--algo", "acer", "-conf", str(ENTRIES_FILE), *given]
