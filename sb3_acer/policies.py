@@ -129,7 +129,7 @@ class ACERPolicy(PredictionInterface):
     :param shared_lstm: whether the critic uses the policy's recurrent module, which both then train
     :param enable_critic_lstm: whether the critic has a recurrent module of its own; if it is neither shared nor
         enabled, the critic sees the features alone
-    :param lstm_kwargs: further arguments of ``recurrent_class``: ``bias`` and ``dropout`` of
+    :param lstm_kwargs: further arguments of ``recurrent_class``: ``bias``, ``dropout`` and ``chrono_init`` of
         :class:`~sb3_acer.recurrent.LSTM`
     :param normalize_images: whether to divide images by 255
     :param use_bfloat16: whether NatureCNN computes features of images in bfloat16 (automatic mixed precision);

@@ -13,6 +13,8 @@ import numpy as np
 import torch as th
 from torch import nn
 
+from sb3_acer.checks import check_integer, require
+
 # The weights are parts of one vector (parameters.py), which cuDNN puts together again for each call.
 warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk", UserWarning)
 
@@ -170,18 +172,43 @@ class LSTM(Gated):
     :param bias: whether there are biases
     :param dropout: share of the outputs of all layers but the last that an update drops, drawn from torch's global
         generator
+    :param chrono_init: the most steps over which something has to be remembered (T_max), for the chrono
+        initialisation of the gates' biases (Tallec and Ollivier, arXiv 1804.11188): at first cells remember for 2 to
+        T_max steps. None: these biases are initialised as the others, and cells remember for about 2 steps
+    :raises ValueError: if ``chrono_init`` is no integer of at least 3, or given without ``bias``
     """
 
     n_parts = 2
 
     def __init__(
-        self, input_size: int, hidden_size: int, n_layers: int = 1, bias: bool = True, dropout: float = 0.0
+        self,
+        input_size: int,
+        hidden_size: int,
+        n_layers: int = 1,
+        bias: bool = True,
+        dropout: float = 0.0,
+        chrono_init: int | None = None,
     ) -> None:
         super().__init__(input_size, hidden_size, n_layers)
+        if chrono_init is not None:
+            check_integer("chrono_init", chrono_init, 3)
+            require(bias, "chrono_init", "None where bias is False", chrono_init)
         self.lstm = nn.LSTM(input_size, hidden_size, n_layers, bias=bias, dropout=dropout)
+        self.chrono_init = chrono_init
+        self._chrono()
 
     def orthogonal_(self) -> None:
         _orthogonal(self.lstm)
+        self._chrono()
+
+    @th.no_grad()
+    def _chrono(self) -> None:
+        if self.chrono_init is None:
+            return
+        for _, _, input_bias, hidden_bias in self.lstm.all_weights:
+            forget = th.empty(self.hidden_size).uniform_(1, self.chrono_init - 1).log_()
+            input_bias[: 2 * self.hidden_size] = th.cat((-forget, forget))  # of the input gates and of the forget gates
+            hidden_bias[: 2 * self.hidden_size] = 0
 
     def _cell(self, layer: int, features: th.Tensor, *parts: th.Tensor) -> tuple[th.Tensor, ...]:
         # The functional form takes a quarter of the module's time for one step.

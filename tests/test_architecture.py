@@ -21,7 +21,7 @@ ALGORITHM: dict[str, set[str]] = {
     "extras": set(),
     "parameters": set(),
     "schedules": {"checks"},
-    "recurrent": set(),
+    "recurrent": {"checks"},
     "env_state": set(),
     "vec_normalize": set(),
     "finite": {"env_state", "vec_normalize"},

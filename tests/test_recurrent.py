@@ -775,6 +775,22 @@ def test_the_arguments_of_an_lstm_are_saved_with_the_policy(tmp_path: Path) -> N
     assert arguments == {"bias": False, "dropout": 0.25}
 
 
+@pytest.mark.parametrize("ortho_init", [True, False])
+def test_cells_with_chrono_initialisation_remember_for_up_to_the_given_number_of_steps(ortho_init: bool) -> None:
+    options: dict[str, Any] = {"n_lstm_layers": 2, "lstm_hidden_size": 200, "lstm_kwargs": {"chrono_init": 40}}
+    policy = MlpLstmPolicy(VECTOR, ACTIONS["Discrete"], constant, ortho_init=ortho_init, **options)
+    assert isinstance(policy.pi_recurrent, LSTM)
+    module = policy.pi_recurrent.lstm
+    for layer in range(2):
+        biases = getattr(module, f"bias_ih_l{layer}") + getattr(module, f"bias_hh_l{layer}")
+        i, f, _, _ = biases.sigmoid().chunk(4)
+        th.testing.assert_close(i + f, th.ones(200))
+        remembered = 1 / (1 - f)  # the steps after which about 1 / e of a cell is left
+        assert 2 - 1e-3 <= remembered.min() < 5
+        assert 35 < remembered.max() <= 40 + 1e-3
+        assert abs(remembered.mean() - 21) < 3  # they are spread evenly
+
+
 @every_core
 @every_class
 def test_a_copy_of_a_policy_has_an_lstm_of_its_own(lstm_class: type[Gated], core: dict[str, Any]) -> None:
@@ -838,6 +854,8 @@ class Stateless(LSTM):
         ({"lstm_kwargs": {"drop_out": 0.5}}, r"lstm_kwargs must be arguments of LSTM, got \{'drop_out': 0.5\}"),
         ({"lstm_kwargs": {"hidden_size": 5}}, r"lstm_kwargs must be arguments of LSTM, got \{'hidden_size': 5\}"),
         ({"lstm_kwargs": {"batch_first": True}}, "lstm_kwargs must be arguments of LSTM, got"),
+        ({"lstm_kwargs": {"chrono_init": 2}}, "chrono_init must be an integer of at least 3, got 2"),
+        ({"lstm_kwargs": {"chrono_init": 9, "bias": False}}, "chrono_init must be None where bias is False, got 9"),
         (
             {"recurrent_class": LayerNormLSTM, "lstm_kwargs": {"dropout": 0.5}},
             r"lstm_kwargs must be arguments of LayerNormLSTM, got \{'dropout': 0.5\}",
