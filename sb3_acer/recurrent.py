@@ -173,8 +173,8 @@ class LSTM(Gated):
     :param dropout: share of the outputs of all layers but the last that an update drops, drawn from torch's global
         generator
     :param chrono_init: the most steps over which something has to be remembered (T_max), for the chrono
-        initialisation of the gates' biases (Tallec and Ollivier, arXiv 1804.11188): at first cells remember for 2 to
-        T_max steps. None: these biases are initialised as the others, and cells remember for about 2 steps
+        initialisation of the gates' biases (Tallec and Ollivier, arXiv 1804.11188): before training cells remember for
+        2 to T_max steps. None: these biases are initialised as the others, and cells remember for about 2 steps
     :raises ValueError: if ``chrono_init`` is no integer of at least 3, or given without ``bias``
     """
 
