@@ -88,9 +88,7 @@ def test_ale_goes_on_under_the_usual_wrappers_with_sticky_actions() -> None:
 
 
 def test_environments_in_processes_of_their_own_go_on() -> None:
-    assert (
-        require_that_another_goes_on(lambda: make_vec_env("CartPole-v1", 2, vec_env_cls=SubprocVecEnv)) == "attributes"
-    )
+    assert require_that_another_goes_on(lambda: make_vec_env("CartPole-v1", 2, **FORKED)) == "attributes"
 
 
 def test_statistics_returns_and_stacks_of_the_wrappers_go_on() -> None:
@@ -206,18 +204,18 @@ class Mortal(Recorder):
         return super().step(action)
 
 
-@pytest.mark.parametrize("start_method", ["spawn", "fork"])
 @pytest.mark.parametrize(
-    ("signum", "message"),
+    ("start_method", "signum", "message"),
     [
-        (signal.SIGKILL, "^the process of environment 1 was killed by SIGKILL$"),
-        (None, "^the process of environment 1 ended with exit code 1, see its traceback above$"),
+        ("fork", signal.SIGKILL, "^the process of environment 1 was killed by SIGKILL$"),
+        ("fork", None, "^the process of environment 1 ended with exit code 1, see its traceback above$"),
+        ("spawn", None, "^the process of environment 1 ended with exit code 1, see its traceback above$"),
     ],
 )
 def test_a_process_that_ended_is_named_and_the_environment_can_be_closed(
-    signum: int | None, message: str, start_method: str, capfd: pytest.CaptureFixture[str], tmp_path: Path
+    start_method: str, signum: int | None, message: str, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    env = SubprocVecEnv([partial(Mortal, signum, n_steps) for n_steps in (1000, 30, 1000)], start_method=start_method)
+    env = SubprocVecEnv([partial(Mortal, signum, n_steps) for n_steps in (1000, 30)], start_method=start_method)
     model = ACER("MlpPolicy", env, n_steps=8, buffer_size=100, device="cpu")
     with pytest.raises(RuntimeError, match=message):
         model.learn(1000)

@@ -114,15 +114,15 @@ def test_a_file_computes_what_the_agent_does(policy: str, observations: Space, a
         np.testing.assert_allclose(found["next_state"], after, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("policy", ["MlpPolicy", "MlpLstmPolicy"])
 @pytest.mark.parametrize(
-    ("actions", "sizes"),
+    ("policy", "actions", "sizes"),
     [
-        (spaces.Discrete(5, start=2), [5]),
-        (spaces.MultiDiscrete([1, 3, 4]), [1, 3, 4]),
-        (spaces.MultiBinary(3), [2, 2, 2]),
+        ("MlpPolicy", spaces.Discrete(5, start=2), [5]),
+        ("MlpPolicy", spaces.MultiDiscrete([1, 3, 4]), [1, 3, 4]),
+        ("MlpPolicy", spaces.MultiBinary(3), [2, 2, 2]),
+        ("MlpLstmPolicy", spaces.MultiDiscrete([1, 3, 4]), [1, 3, 4]),
     ],
-    ids=["Discrete", "MultiDiscrete", "MultiBinary"],
+    ids=["Discrete", "MultiDiscrete", "MultiBinary", "LSTM"],
 )
 def test_a_file_takes_masks_of_invalid_actions_on_request(
     policy: str, actions: Space, sizes: list[int], tmp_path: Path

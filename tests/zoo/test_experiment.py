@@ -20,7 +20,7 @@ from optuna.distributions import IntDistribution
 from rl_zoo3.exp_manager import ExperimentManager
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.monitor import load_results
-from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv
 
 from sb3_acer import ACER, distributed
 from sb3_acer.callbacks import StopOnSignal
@@ -221,7 +221,7 @@ def test_an_agent_can_be_trained_with_any_trial_of_a_search(shell: Path) -> None
     assert last.endswith(f" --trial-id {best}")
     words = shlex.split(last.removeprefix("To train with the best trial: sb3-acer "))
     for trial in trials:  # including trial 0, which the zoo would take for no trial
-        sb3_acer(*words[:-1], str(trial.number), "-n", "100", cwd=shell)
+        sb3_acer(*words[:-1], str(trial.number), "-n", "100", "--eval-freq", "-1", cwd=shell)
         run = shell / f"logs/acer/CartPole-v1_{trial.number + 2}"  # run 1 is the search
         config = dict(yaml.unsafe_load((run / "CartPole-v1/config.yml").read_text()))
         assert config == HYPERPARAMS["CartPole-v1"] | convert_acer_params(trial.params)
@@ -614,7 +614,10 @@ def test_a_wrapper_and_frames_that_are_switched_off_are_left_out_in_playing_too(
 
 
 @pytest.mark.parametrize("vec_env", ["dummy", "subproc"])
-def test_episodes_that_a_wrapper_truncates_are_evaluated(vec_env: str, shell: Path) -> None:
+def test_episodes_that_a_wrapper_truncates_are_evaluated(
+    vec_env: str, shell: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SubprocVecEnv.__init__, "__defaults__", ("fork",))  # other processes import everything again
     limit = "env_wrapper:[{'gymnasium.wrappers.TimeLimit':dict(max_episode_steps=5)}]"
     printed = sb3_acer("train", *SHORT_RUN, limit, "--vec-env", vec_env, "--n-eval-envs", "1", cwd=shell)
     assert "Mean reward: 5.00 +/- 0.00" in printed

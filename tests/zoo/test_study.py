@@ -95,27 +95,23 @@ def test_workers_that_start_at_once_share_a_new_database(tmp_path: Path) -> None
     assert len(finished_trials(storage, "ours")) == 2
 
 
-@pytest.mark.parametrize(
-    ("more", "begun"),
-    [
-        (("-n", "128"), "-n 64, got 128"),
-        (("--n-runs", "2"), "--n-runs 1, got 2"),
-        (("--n-evaluations", "3"), r"--n-evaluations \d, got 3"),
-        (("--eval-episodes", "7"), r"--eval-episodes \d, got 7"),
-        (("--env-kwargs", "sutton_barto_reward:True"), r"--env-kwargs \{\}, got \{'sutton_barto_reward': True\}"),
-        (("-params", "gamma:0.5"), r"-params \{\}, got \{'gamma': 0.5\}"),
-    ],
-)
-def test_a_study_has_trials_that_can_be_compared(tmp_path: Path, more: tuple[str, str], begun: str) -> None:
+def test_a_study_has_trials_that_can_be_compared(tmp_path: Path) -> None:
+    storage = str(tmp_path / "logs/acer/CartPole-v1.log")
     tune = ("tune", *SEARCH, "--n-trials", "1", "-n", "64")
     sb3_acer(*tune, cwd=tmp_path)
-    with pytest.raises(SystemExit, match=rf"the study acer-CartPole-v1 was begun with {begun}: give another"):
-        sb3_acer(*tune, *more, cwd=tmp_path)
-    sb3_acer(*tune, *more, "--study-name", "another", cwd=tmp_path)
-    study = ("--storage", str(tmp_path / "logs/acer/CartPole-v1.log"), "--study-name", "acer-CartPole-v1")
-    with pytest.raises(SystemExit, match="was begun with --env CartPole-v1, got Acrobot-v1: give another"):
-        sb3_acer(*tune, *study, "--env", "Acrobot-v1", cwd=tmp_path)
-    assert len(finished_trials(str(tmp_path / "logs/acer/CartPole-v1.log"))) == 1
+    for more, begun in (
+        ("-n 128", "-n 64, got 128"),
+        ("--n-runs 2", "--n-runs 1, got 2"),
+        ("--n-evaluations 3", r"--n-evaluations \d, got 3"),
+        ("--eval-episodes 7", r"--eval-episodes \d, got 7"),
+        ("--env-kwargs sutton_barto_reward:True", r"--env-kwargs \{\}, got \{'sutton_barto_reward': True\}"),
+        ("-params gamma:0.5", r"-params \{\}, got \{'gamma': 0.5\}"),
+        (f"--storage {storage} --study-name acer-CartPole-v1 --env Acrobot-v1", "--env CartPole-v1, got Acrobot-v1"),
+    ):
+        with pytest.raises(SystemExit, match=rf"the study acer-CartPole-v1 was begun with {begun}: give another"):
+            sb3_acer(*tune, *more.split(), cwd=tmp_path)
+    sb3_acer(*tune, *more.split(), "--study-name", "another", cwd=tmp_path)
+    assert len(finished_trials(storage)) == 1
 
 
 def postgresql(name: str) -> str:
