@@ -130,7 +130,7 @@ class ACERPolicy(PredictionInterface):
     :param enable_critic_lstm: whether the critic has a recurrent module of its own; if it is neither shared nor
         enabled, the critic sees the features alone
     :param lstm_kwargs: further arguments of ``recurrent_class``: ``bias``, ``dropout`` and ``chrono_init`` of
-        :class:`~sb3_acer.recurrent.LSTM` and :class:`~sb3_acer.recurrent.GRU`
+        :class:`~sb3_acer.recurrent.LSTM`
     :param normalize_images: whether to divide images by 255
     :param use_bfloat16: whether NatureCNN computes features of images in bfloat16 (automatic mixed precision);
         ``"auto"``: where the processor has instructions for it

@@ -190,13 +190,25 @@ class LSTM(Gated):
         chrono_init: int | None = None,
     ) -> None:
         super().__init__(input_size, hidden_size, n_layers)
+        if chrono_init is not None:
+            check_integer("chrono_init", chrono_init, 3)
+            require(bias, "chrono_init", "None where bias is False", chrono_init)
         self.lstm = nn.LSTM(input_size, hidden_size, n_layers, bias=bias, dropout=dropout)
         self.chrono_init = chrono_init
-        _chrono(self.lstm, chrono_init)
+        self._chrono()
 
     def orthogonal_(self) -> None:
         _orthogonal(self.lstm)
-        _chrono(self.lstm, self.chrono_init)
+        self._chrono()
+
+    @th.no_grad()
+    def _chrono(self) -> None:
+        if self.chrono_init is None:
+            return
+        for _, _, input_bias, hidden_bias in self.lstm.all_weights:
+            forget = th.empty(self.hidden_size).uniform_(1, self.chrono_init - 1).log_()
+            input_bias[: 2 * self.hidden_size] = th.cat((-forget, forget))  # of the input gates and of the forget gates
+            hidden_bias[: 2 * self.hidden_size] = 0
 
     def _cell(self, layer: int, features: th.Tensor, *parts: th.Tensor) -> tuple[th.Tensor, ...]:
         # The functional form takes a quarter of the module's time for one step.
@@ -216,27 +228,16 @@ class GRU(Gated):
     :param n_layers: number of layers
     :param bias: whether there are biases
     :param dropout: see :class:`LSTM`
-    :param chrono_init: see :class:`LSTM`; the outputs are remembered for as long as the cells there
-    :raises ValueError: see :class:`LSTM`
     """
 
     def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        n_layers: int = 1,
-        bias: bool = True,
-        dropout: float = 0.0,
-        chrono_init: int | None = None,
+        self, input_size: int, hidden_size: int, n_layers: int = 1, bias: bool = True, dropout: float = 0.0
     ) -> None:
         super().__init__(input_size, hidden_size, n_layers)
         self.gru = nn.GRU(input_size, hidden_size, n_layers, bias=bias, dropout=dropout)
-        self.chrono_init = chrono_init
-        _chrono(self.gru, chrono_init)
 
     def orthogonal_(self) -> None:
         _orthogonal(self.gru)
-        _chrono(self.gru, self.chrono_init)
 
     def _cell(self, layer: int, features: th.Tensor, *parts: th.Tensor) -> tuple[th.Tensor, ...]:
         return (th.gru_cell(features, *parts, *self.gru.all_weights[layer]),)
@@ -249,22 +250,6 @@ class GRU(Gated):
 def _orthogonal(module: nn.RNNBase) -> None:
     for name, parameter in module.named_parameters():
         _ = nn.init.zeros_(parameter) if "bias" in name else nn.init.orthogonal_(parameter)
-
-
-@th.no_grad()
-def _chrono(module: nn.RNNBase, chrono_init: int | None) -> None:
-    if chrono_init is None:
-        return
-    check_integer("chrono_init", chrono_init, 3)
-    require(module.bias, "chrono_init", "None where bias is False", chrono_init)
-    n_units = module.hidden_size
-    for _, _, input_bias, hidden_bias in module.all_weights:
-        keep = th.empty(n_units).uniform_(1, chrono_init - 1).log_()
-        input_bias[n_units : 2 * n_units] = keep  # of an LSTM's forget gates, of a GRU's update gates
-        hidden_bias[n_units : 2 * n_units] = 0
-        if isinstance(module, nn.LSTM):
-            input_bias[:n_units] = -keep  # of the input gates
-            hidden_bias[:n_units] = 0
 
 
 class LayerNormLSTM(Gated):

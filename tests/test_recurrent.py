@@ -775,30 +775,20 @@ def test_the_arguments_of_an_lstm_are_saved_with_the_policy(tmp_path: Path) -> N
     assert arguments == {"bias": False, "dropout": 0.25}
 
 
-@pytest.mark.parametrize("recurrent_class", [LSTM, GRU])
 @pytest.mark.parametrize("ortho_init", [True, False])
-def test_cells_with_chrono_initialisation_remember_for_up_to_the_given_number_of_steps(
-    recurrent_class: type[LSTM] | type[GRU], ortho_init: bool
-) -> None:
+def test_cells_with_chrono_initialisation_remember_for_up_to_the_given_number_of_steps(ortho_init: bool) -> None:
     options: dict[str, Any] = {"n_lstm_layers": 2, "lstm_hidden_size": 200, "lstm_kwargs": {"chrono_init": 40}}
-    options |= {"recurrent_class": recurrent_class, "ortho_init": ortho_init}
-    module: Any = MlpLstmPolicy(VECTOR, ACTIONS["Discrete"], constant, **options).pi_recurrent
-    with th.no_grad():
-        for parameter in module.parameters():
-            if parameter.dim() == 2:
-                parameter.zero_()
-    nothing = th.zeros(1, module.input_size)
-    empty, full = (module.step(nothing, th.full((1, module.state_size), value))[1] for value in (0.0, 1.0))
-    kept = (full - empty).detach().view(module.n_parts, 2, 200)[-1]  # of an LSTM's cells, of a GRU's outputs
+    policy = MlpLstmPolicy(VECTOR, ACTIONS["Discrete"], constant, ortho_init=ortho_init, **options)
+    assert isinstance(policy.pi_recurrent, LSTM)
+    module = policy.pi_recurrent.lstm
     for layer in range(2):
-        remembered = 1 / (1 - kept[layer])  # the steps after which about 1 / e is left
+        biases = getattr(module, f"bias_ih_l{layer}") + getattr(module, f"bias_hh_l{layer}")
+        i, f, _, _ = biases.sigmoid().chunk(4)
+        th.testing.assert_close(i + f, th.ones(200))
+        remembered = 1 / (1 - f)  # the steps after which about 1 / e of a cell is left
         assert 2 - 1e-3 <= remembered.min() < 5
         assert 35 < remembered.max() <= 40 + 1e-3
         assert abs(remembered.mean() - 21) < 3  # they are spread evenly
-        if recurrent_class is LSTM:
-            biases = getattr(module.lstm, f"bias_ih_l{layer}") + getattr(module.lstm, f"bias_hh_l{layer}")
-            i, f, _, _ = biases.sigmoid().chunk(4)
-            th.testing.assert_close(i + f, th.ones(200))
 
 
 @every_core
