@@ -830,6 +830,7 @@ def test_each_step_is_once_in_the_log_of_tensorboard(tmp_path: Path) -> None:
     arguments: dict[str, Any] = {"checkpoint": tmp_path / "run", "checkpoint_freq": 32, "log_interval": 1}
     with pytest.raises(Killed):
         make_model(tensorboard_log=tmp_path / "logs").learn(160, KillAt(124), **arguments)
+    time.sleep(1)  # TensorBoard orders the files by the second
     make_model(tensorboard_log=tmp_path / "logs").learn(160, **arguments)
     events = event_accumulator.EventAccumulator(str(tmp_path / "logs" / "ACER_1")).Reload()
     steps = [scalar.step for scalar in events.Scalars("train/kl")]
