@@ -81,7 +81,7 @@ def assert_equal(got: list[Any], expected: list[Any]) -> None:
 
 def assert_trains_on(model: ACER) -> None:
     """Until the buffer holds nothing of the failed run."""
-    for _ in range(6):
+    for _ in range(model.replay_buffer.n_slots):
         model.learn(15, reset_num_timesteps=False)
     assert all(parameter.isfinite().all() for parameter in model.policy.parameters())
     observations = model.replay_buffer.sample(100).observations

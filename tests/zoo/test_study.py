@@ -100,17 +100,20 @@ def test_a_study_has_trials_that_can_be_compared(tmp_path: Path) -> None:
     tune = ("tune", *SEARCH, "--n-trials", "1", "-n", "64")
     sb3_acer(*tune, cwd=tmp_path)
     for more, begun in (
-        ("-n 128", "-n 64, got 128"),
-        ("--n-runs 2", "--n-runs 1, got 2"),
-        ("--n-evaluations 3", r"--n-evaluations \d, got 3"),
-        ("--eval-episodes 7", r"--eval-episodes \d, got 7"),
-        ("--env-kwargs sutton_barto_reward:True", r"--env-kwargs \{\}, got \{'sutton_barto_reward': True\}"),
-        ("-params gamma:0.5", r"-params \{\}, got \{'gamma': 0.5\}"),
-        (f"--storage {storage} --study-name acer-CartPole-v1 --env Acrobot-v1", "--env CartPole-v1, got Acrobot-v1"),
+        (("-n", "128"), "-n 64, got 128"),
+        (("--n-runs", "2"), "--n-runs 1, got 2"),
+        (("--n-evaluations", "3"), r"--n-evaluations \d, got 3"),
+        (("--eval-episodes", "7"), r"--eval-episodes \d, got 7"),
+        (("--env-kwargs", "sutton_barto_reward:True"), r"--env-kwargs \{\}, got \{'sutton_barto_reward': True\}"),
+        (("-params", "gamma:0.5"), r"-params \{\}, got \{'gamma': 0.5\}"),
+        (
+            ("--storage", storage, "--study-name", "acer-CartPole-v1", "--env", "Acrobot-v1"),
+            "--env CartPole-v1, got Acrobot-v1",
+        ),
     ):
         with pytest.raises(SystemExit, match=rf"the study acer-CartPole-v1 was begun with {begun}: give another"):
-            sb3_acer(*tune, *more.split(), cwd=tmp_path)
-    sb3_acer(*tune, *more.split(), "--study-name", "another", cwd=tmp_path)
+            sb3_acer(*tune, *more, cwd=tmp_path)
+    sb3_acer(*tune, "-n", "128", "--study-name", "another", cwd=tmp_path)
     assert len(finished_trials(storage)) == 1
 
 
