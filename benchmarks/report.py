@@ -31,6 +31,18 @@ ALGORITHMS = {"qrdqn": "QR-DQN", "ppo_lstm": "RecurrentPPO"}  # the others are c
 read = cache(read_anew)
 
 
+@cache
+def by_experiment(table: str) -> dict[str, list[Row]]:
+    rows: dict[str, list[Row]] = defaultdict(list)
+    for row in read(RESULTS / table):
+        rows[row["experiment"]].append(row)
+    return rows
+
+
+def rows_of(table: str, experiment: str) -> list[Row]:
+    return by_experiment(table).get(experiment, [])
+
+
 def number(value: float) -> str:
     if value == round(value):
         return f"{value:.0f}"
@@ -61,9 +73,8 @@ def algorithm(experiment: Experiment) -> str:
 def finals(experiment: Experiment) -> dict[str, list[Row]]:
     """Rows of the final agents, by the kind of actions that they took."""
     rows: dict[str, list[Row]] = defaultdict(list)
-    for row in read(RESULTS / ("ablations.csv" if experiment.suite == "ablations" else "final.csv")):
-        if row["experiment"] == experiment.name:
-            rows[row["actions"]].append(row)
+    for row in rows_of("ablations.csv" if experiment.suite == "ablations" else "final.csv", experiment.name):
+        rows[row["actions"]].append(row)
     return rows
 
 
@@ -76,12 +87,13 @@ def score(rows: list[Row]) -> str:
 
 def first_good_evaluations(experiment: Experiment) -> list[Row]:
     """Of each seed, the first evaluation that reached the score; its step is infinite if none did."""
+    if experiment.solved is None:
+        return []
     first: dict[str, Row] = {}
-    for row in read(RESULTS / "curves.csv"):
-        if row["experiment"] == experiment.name and experiment.solved is not None:
-            known = first.setdefault(row["seed"], {"step": "inf", "seconds": "inf"})
-            if known["step"] == "inf" and float(row["mean"]) >= experiment.solved:
-                first[row["seed"]] = row
+    for row in rows_of("curves.csv", experiment.name):
+        known = first.setdefault(row["seed"], {"step": "inf", "seconds": "inf"})
+        if known["step"] == "inf" and float(row["mean"]) >= experiment.solved:
+            first[row["seed"]] = row
     return list(first.values())
 
 
@@ -325,9 +337,8 @@ def fill(text: str) -> str:
 def curves_of(experiment: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Steps and mean rewards of the evaluations of each seed."""
     rows: dict[str, list[Row]] = defaultdict(list)
-    for row in read(RESULTS / "curves.csv"):
-        if row["experiment"] == experiment:
-            rows[row["seed"]].append(row)
+    for row in rows_of("curves.csv", experiment):
+        rows[row["seed"]].append(row)
     columns = {seed: [(float(row["step"]), float(row["mean"])) for row in each] for seed, each in rows.items()}
     return {seed: (np.array(each)[:, 0], np.array(each)[:, 1]) for seed, each in columns.items()}
 
@@ -388,9 +399,6 @@ def draw(name: str, panels: dict[str, dict[str, str]]) -> None:
     """Learning curves, a panel for each title: the interquartile mean over the seeds and its interval."""
     from matplotlib.figure import Figure  # not needed for --check
 
-    curves: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for row in read(RESULTS / "curves.csv"):
-        curves[row["experiment"]][int(row["step"])].append(float(row["mean"]))
     n_columns = 3 if len(panels) % 3 == 0 else 2
     n_rows = -(-len(panels) // n_columns)
     figure = Figure(figsize=(4 * n_columns, 3 * n_rows + 0.6), layout="constrained")
@@ -399,7 +407,7 @@ def draw(name: str, panels: dict[str, dict[str, str]]) -> None:
     grid = figure.subplots(n_rows, n_columns, squeeze=False)
     for axes, (title, lines) in zip(grid.flat, panels.items(), strict=False):
         for legend, experiment in lines.items():
-            draw_curve(axes, curves[experiment], colours[legend])
+            draw_curve(axes, experiment, colours[legend])
         finish_panel(axes, title)
     for axes in figure.axes[len(panels) :]:
         axes.set_visible(False)
@@ -410,7 +418,10 @@ def draw(name: str, panels: dict[str, dict[str, str]]) -> None:
     figure.savefig(RESULTS / f"{name}.png", dpi=110)
 
 
-def draw_curve(axes: Any, curve: dict[int, list[float]], colour: str) -> None:
+def draw_curve(axes: Any, experiment: str, colour: str) -> None:
+    curve: dict[int, list[float]] = defaultdict(list)
+    for row in rows_of("curves.csv", experiment):
+        curve[int(row["step"])].append(float(row["mean"]))
     steps = sorted(curve)
     seeds = [np.array(curve[step]) for step in steps]
     low, high = zip(*(interval(each, 1000) for each in seeds), strict=True)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-from scipy.stats import theilslopes, trim_mean
+import scipy  # whose parts are imported where they are first used
 
 RESULTS = Path(__file__).parent / "results"
 Row = dict[str, str]
@@ -88,7 +88,7 @@ def record_speed(rows: Sequence[tuple[str, str, int, float, str]]) -> None:
 
 def interquartile_mean(values: np.ndarray) -> np.ndarray:
     """Mean over the last axis without its lowest and its highest quarter: of five seeds the middle three."""
-    return np.asarray(trim_mean(values, 0.25, axis=-1))
+    return np.asarray(scipy.stats.trim_mean(values, 0.25, axis=-1))
 
 
 def interval(values: np.ndarray, resamples: int = 10_000) -> tuple[float, float]:
@@ -106,4 +106,4 @@ def latest(known: np.ndarray, values: np.ndarray, at: np.ndarray, before: float)
 def growth_per_hour(measured: Sequence[tuple[float, float]]) -> float:
     """Median slope between any two of the second half of measurements at some seconds (Theil and Sen)."""
     seconds, values = np.array(measured[len(measured) // 2 :]).T
-    return float(theilslopes(values, seconds).slope * 3600)
+    return float(scipy.stats.theilslopes(values, seconds).slope * 3600)

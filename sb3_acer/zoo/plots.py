@@ -128,9 +128,11 @@ def learning_curve(steps: np.ndarray, rewards: np.ndarray, title: str) -> Figure
     :param rewards: sum of the rewards of each episode, ``[N]``
     :param title: title of the figure
     """
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    figure = Figure(figsize=(8, 4.5))
+    figure.subplots_adjust(left=0.12, right=0.98, bottom=0.12, top=0.92)
     axes = figure.add_subplot()
-    axes.scatter(steps, rewards, s=9, color="tab:blue", alpha=0.3, linewidths=0, label="episode")
+    axes.scatter(steps, rewards, s=9, color="tab:blue", alpha=0.3, linewidths=0)
+    axes.scatter([], [], s=9, color="tab:blue", label="episode")  # for the legend, where a faint point cannot be seen
     window = fitting_window(len(rewards))
     mean_steps, means = window_func(steps, rewards, window, np.mean)
     axes.plot(mean_steps, means, color="tab:blue", linewidth=2, label=f"mean of the last {window} episodes")

@@ -443,6 +443,8 @@ def test_torchrun_trains_one_agent_in_several_processes(tmp_path: Path) -> None:
         "import os, signal, sys\n"
         "from sb3_acer import ACER, distributed\n"
         "from sb3_acer.__main__ import main\n"
+        "from sb3_acer.zoo import experiment\n"
+        "experiment.EVAL_EPISODES = 2\n"
         "train = ACER.train\n"
         "def train_and_die(self, *args, **kwargs):\n"
         f"    if distributed.rank() == 1 and self.num_timesteps > 300 and not os.path.exists({str(killed)!r}):\n"
