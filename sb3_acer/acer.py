@@ -26,7 +26,6 @@ from sb3_acer.arguments import (
     ATTRIBUTES,
     RULES,
     check_callback,
-    check_env,
     check_policy_kwargs,
     check_whole,
     comparable,
@@ -424,7 +423,7 @@ class ACER(StableBaselinesInterface):
     def load(
         cls: type[SelfACER],
         path: FilePath,
-        env: GymEnv | None = None,
+        env: GymEnv | str | None = None,
         device: th.device | str = "auto",
         custom_objects: dict[str, Any] | None = None,
         print_system_info: bool = False,
@@ -432,9 +431,9 @@ class ACER(StableBaselinesInterface):
         **kwargs: Any,
     ) -> SelfACER:
         """
-        Load an agent, see :meth:`BaseAlgorithm.load`. Keyword arguments of the constructor replace the saved ones,
-        except ``policy`` and ``_init_setup_model``, which are refused, and ``policy_kwargs``, which must equal those of
-        the saved agent.
+        Load an agent, see :meth:`BaseAlgorithm.load`; ``env`` may be the id of an environment too. Keyword arguments of
+        the constructor replace the saved ones, except ``policy`` and ``_init_setup_model``, which are refused, and
+        ``policy_kwargs``, which must equal those of the saved agent.
 
         As in all agents of SB3, parts of the file are pickles: loading it can run code that its author put there. Load
         only files whose author you trust.
@@ -448,7 +447,7 @@ class ACER(StableBaselinesInterface):
         rule = f"arguments of the constructor other than {' and '.join(_FIXED_BY_THE_FILE)}"
         require(not unknown, "keyword arguments of load", rule, ", ".join(unknown))
         _set_num_threads(kwargs.pop("num_procs", None), kwargs.pop("n_cpu_tf_sess", None))
-        env = env if env is None else check_env(env)
+        env = env if env is None else make_env(env, verbose=0)
         device = check_device("device", device)
         for name, attribute in ATTRIBUTES.items():
             if name in kwargs:

@@ -229,17 +229,6 @@ def check_callback(name: str, value: Any) -> None:
     require(is_callback, name, "a callback of SB3, a list of them, a function, or None", value)
 
 
-def check_env(env: Any) -> Any:
-    """
-    :return: the environment
-    :raises ValueError: if it is not an environment
-    """
-    is_env = hasattr(env, "reset") and hasattr(env, "step") and not isinstance(env, type)
-    rule = "an environment, or a VecEnv of stable-baselines3 (make_vec_env)"
-    require(is_env and not isinstance(env, gym.vector.VectorEnv), "env", rule, env)
-    return env
-
-
 def make_env(env: Any, verbose: int) -> gym.Env[Any, Any] | VecEnv:
     """
     :param env: environment, or the id of a registered one
@@ -248,7 +237,10 @@ def make_env(env: Any, verbose: int) -> gym.Env[Any, Any] | VecEnv:
     :raises ValueError: if it is neither
     """
     if not isinstance(env, str):
-        check_observation_space(getattr(check_env(env), "observation_space", None))
+        is_env = hasattr(env, "reset") and hasattr(env, "step") and not isinstance(env, type)
+        rule = "an environment, or a VecEnv of stable-baselines3 (make_vec_env)"
+        require(is_env and not isinstance(env, gym.vector.VectorEnv), "env", rule, env)
+        check_observation_space(getattr(env, "observation_space", None))
         return cast(VecEnv, env)
     try:
         return maybe_make_env(env, verbose)

@@ -13,7 +13,7 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Rollout
 from stable_baselines3.common.utils import check_for_correct_spaces
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_acer.arguments import check_env
+from sb3_acer.arguments import make_env
 from sb3_acer.checks import check_boolean
 from sb3_acer.env_state import dead_workers_named
 from sb3_acer.finite import FiniteVecEnv
@@ -62,14 +62,15 @@ class RolloutAlgorithm(SavingAlgorithm):
     _use_masking = True
     """whether masks are used where the environment has them"""
 
-    def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
+    def set_env(self, env: GymEnv | str, force_reset: bool = True) -> None:
         """
-        :param env: the environment to learn from; for another number of environments the replay buffer is rearranged
+        :param env: the environment to learn from, or its id; for another number of environments the replay buffer is
+            rearranged
         :param force_reset: whether to reset the environment before training
         :raises ValueError: if it is no environment, or has other spaces
         """
         check_boolean("force_reset", force_reset)
-        env = self._wrap_env(check_env(env), self.verbose)
+        env = self._wrap_env(make_env(env, self.verbose), self.verbose)
         check_for_correct_spaces(env, self.observation_space, self.action_space)
         if env.num_envs != self.n_envs:
             if self.replay_buffer is not None:

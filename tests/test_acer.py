@@ -754,6 +754,21 @@ def test_another_environment_within_a_call_of_learn_is_refused(hook: str, force_
     assert other.get_attr("clock")[0][1] >= 20  # steps
 
 
+def test_load_and_set_env_take_the_id_of_an_environment_too(tmp_path: Path) -> None:
+    small().learn(40).save(tmp_path / "agent")
+    model = ACER.load(tmp_path / "agent", "CartPole-v1").learn(20, reset_num_timesteps=False)
+    model.set_env("CartPole-v0")
+    model.learn(20, reset_num_timesteps=False)
+    assert model.num_timesteps == 80
+    assert model.env is not None
+    assert model.env.get_attr("spec")[0].id == "CartPole-v0"
+    unknown = r"^env must be an environment, or the id of a registered one.*Nowhere-v0"
+    with pytest.raises(ValueError, match=unknown):
+        model.set_env("Nowhere-v0")
+    with pytest.raises(ValueError, match=unknown):
+        ACER.load(tmp_path / "agent", "Nowhere-v0")
+
+
 def test_an_agent_is_built_for_an_environment() -> None:
     with pytest.raises(
         ValueError, match=r"env must be an environment; None is for _init_setup_model=False, .*, got None"
