@@ -69,12 +69,21 @@ from sb3_acer.vec_normalize import normalize_of_policy
 
 SelfACER = TypeVar("SelfACER", bound="ACER")
 
-_WRITERS = ("stdout", "log", "json", "csv", "tensorboard")
-"""All output formats of SB3's logger. A value excluded from all of them is kept for callbacks and never written."""
 _FIXED_BY_THE_FILE = ("policy", "_init_setup_model")
 """arguments of the constructor that `load` cannot replace"""
 _SMALL = 100_000
 """parameters; smaller networks are updated faster on a CPU than on a GPU"""
+
+
+class _EveryWriter(tuple[str, ...]):
+    """All output formats of a logger, those of a program's own too."""
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+
+_WRITERS = _EveryWriter(("stdout", "log", "json", "csv", "tensorboard"))
+"""A value that is excluded from all of them is kept for callbacks and never written."""
 
 
 class ACER(StableBaselinesInterface):
@@ -504,7 +513,7 @@ class ACER(StableBaselinesInterface):
         :param log_interval: rollouts (on-policy updates) between two logs; there is another one at the end. ``"auto"``:
             a twentieth of the run's rollouts, but at most 100 as in stable-baselines, with further logs after the first
             and the tenth rollout. None: no log is written, but its values are recorded after each rollout for callbacks
-            that write one, which takes up to a third of the time of small networks.
+            that write one. Computing them takes up to a third of the training time of small networks.
         :param tb_log_name: name of the run in tensorboard's log
         :param reset_num_timesteps: False to continue counting steps, and the episodes under way
         :param progress_bar: show a progress bar
@@ -513,10 +522,10 @@ class ACER(StableBaselinesInterface):
         :param checkpoint: folder of checkpoints, one for each call of ``learn``
         :param checkpoint_freq: steps of single environments between two checkpoints, 100,000 unless it is given
         :param checkpoint_keep: number of checkpoints that are kept, the newest ones
-        :raises ValueError: for an argument outside its range; and if an observation, a reward or a gradient is NaN,
-            infinite, or too large for float32. Agent, replay buffer and VecNormalize are then as they were before that
-            step, after a gradient the parameters as before that update, and all can be saved. Also if masks leave no
-            valid action in a state, or are for Box actions.
+        :raises ValueError: for an argument outside its range; and if an observation or a reward is NaN, infinite or
+            beyond 1e15, or a gradient is NaN or infinite. Agent, replay buffer and VecNormalize are then as they were
+            before that step, after a gradient the parameters as before that update, and all can be saved. Also if masks
+            leave no valid action in a state, or are for Box actions.
         """
         self._require_ready("learn")
         self._take_lr_schedule()

@@ -68,8 +68,9 @@ RULES: dict[str, Rule] = {
     "verbose": check_verbose,
 }
 """
-Each returns the value that is used. Weights beyond 1e6 would soon overflow float32, bounds beyond 1e30 at once, and so
-many replayed batches after each rollout would never end. With an epsilon of 0 RMSProp could divide 0 by 0.
+Each returns the value that is used. Weights beyond 1e6 would soon overflow float32, and bounds beyond 1e30 at once.
+With a ``replay_ratio`` beyond 1e6 the replay after one rollout would never end. With an epsilon of 0 RMSProp could
+divide 0 by 0.
 """
 
 ATTRIBUTES = {"lr_schedule": "lr_schedule_name", "stats_window_size": "_stats_window_size"}

@@ -64,7 +64,7 @@ def check_observation_space(space: Any) -> None:
     """
     parts = list(space.values()) if isinstance(space, spaces.Dict) else [space]
     from_0 = "Discrete or one-dimensional MultiDiscrete that begins at 0"
-    rule = f"a Box with numbers, {from_0}, MultiBinary, or a Dict of these"
+    rule = f"a Box of at least one dimension and one value, {from_0}, MultiBinary, or a Dict of these"
     require(bool(parts) and all(map(_is_vector_or_image, parts)), "observation_space", rule, space)
 
 

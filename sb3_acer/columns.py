@@ -31,9 +31,8 @@ class Column:
         self.dtype = np.dtype(dtype)
         self.ring: Any  # an array on the CPU, where torch takes several times as long to write a row; else a tensor
         if th.device(device).type == "cpu":
-            self.ring = np.zeros((n_rows, *shape), dtype)  # zeros take no memory until they are written
-            if fill:
-                self.ring.fill(fill)
+            # Zeros take no memory until they are written.
+            self.ring = np.full((n_rows, *shape), fill, dtype) if fill else np.zeros((n_rows, *shape), dtype)
         else:
             of_torch = th.from_numpy(np.empty(0, dtype)).dtype
             self.ring = th.full((n_rows, *shape), fill, dtype=of_torch, device=device)

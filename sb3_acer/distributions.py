@@ -32,8 +32,8 @@ MAX_LOG_RATIO = 60.0
 """Importance ratios are at most e^60, far beyond any truncation constant in use. Sums of them fit into float32."""
 MIN_LOG_RATIO = -87.0
 """
-Ratios of actions that pi may take are at least e^-87, the smallest normal number of float32. So traces, their d-th
-roots, are at least e^(-87/d): 0.01 for 20 components, but 0.4 for 100.
+Where actions are sampled, ratios of actions that pi may take are at least e^-87, just above the smallest normal number
+of float32. So traces, their d-th roots, are at least e^(-87/d): 0.01 for 20 components, but 0.4 for 100.
 """
 WIDEST_BOX = 1e4
 """Actions of a Box are not scaled by bounds farther apart than this: all would look alike to the critic."""
@@ -43,9 +43,10 @@ class Family(ABC):
     """
     A parametric family of action distributions.
 
-    A new family defines the abstract methods. The methods that compute gradients have defaults by autograd; a family
-    overrides them with closed forms for speed. A subclass of a family that overrides :meth:`statistics` also overrides
-    :meth:`statistics_of_arrays` and :meth:`backward`, if that family has its own.
+    A new family defines the abstract methods. The gradients :meth:`kl_gradient`, :meth:`entropy_gradient` and
+    :meth:`score` have defaults by autograd, which a family overrides with closed forms for speed. A subclass of a
+    family that overrides :meth:`statistics` also overrides :meth:`statistics_of_arrays` and :meth:`backward`, if that
+    family has its own.
 
     :param action_space: the action space
     """
@@ -111,7 +112,7 @@ class Family(ABC):
         Masks of invalid actions, in the form of sb3-contrib's MaskablePPO: whether an outcome is valid, for the
         outcomes of all factors side by side. MultiBinary has two outcomes per bit, first that of 0.
 
-        :param masks: of N states, or of one
+        :param masks: of N states, ``[N, P]``; if N is 1 also ``[P]``
         :param n_rows: N
         :param row_name: what messages call a state
         :return: the masks, bool, ``[N, P]``

@@ -1,4 +1,7 @@
-"""What environments return is checked before anything learns from it, callbacks and VecNormalize included."""
+"""
+What environments return is checked before callbacks see it and training uses it. VecNormalize gets it first, and is
+restored if it is refused.
+"""
 
 import operator
 from collections.abc import Callable
@@ -66,7 +69,10 @@ class FiniteVecEnv(VecEnvWrapper):
             self.venv.unwrapped.reset_infos = list(self._resets)
 
     def has_moved_on(self) -> bool:
-        """Whether something else has reset the environment since the last step."""
+        """
+        Whether something else has reset the vectorised environment since the last step. Resets of an environment in it
+        through another wrapper are not seen.
+        """
         return any(map(operator.is_not, self._resets, self._reset_infos()))
 
     def _reset_infos(self) -> list[Any]:

@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from sb3_acer.checks import check_array, check_boolean, require
 from sb3_acer.distributions import Family
 
 
-class PredictionInterface(BasePolicy, ABC):
+class PredictionInterface(BasePolicy):
     """The methods that users know from SB3's policies, in terms of :meth:`step` and :meth:`stats_and_values`."""
 
     family: Family

@@ -19,7 +19,7 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Rollout
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_acer import distributed
-from sb3_acer.arguments import comparable_arguments
+from sb3_acer.arguments import comparable_arguments, make_env
 from sb3_acer.callbacks import all_callbacks, plain_attributes, put_back
 from sb3_acer.checkpoint import (
     Checkpoint,
@@ -57,6 +57,8 @@ class ResumableAlgorithm(DataParallelAlgorithm):
     _checkpoints: tuple[Path, int, int] | None = None
     """of the present call of learn: the folder, the steps between two checkpoints, and how many are kept"""
     _next_checkpoint = 0
+    _is_within_rollout = False
+    """whether the first step of a rollout has begun; callbacks then see a step that is counted and not stored yet"""
     _callback: BaseCallback | None = None
     """of the last call of learn"""
     _attributes_at_start: list[dict[str, bytes]] | None = None
@@ -64,11 +66,12 @@ class ResumableAlgorithm(DataParallelAlgorithm):
 
     def _excluded_save_params(self) -> list[str]:
         own = ["_resumed", "_continues", "_checkpoints", "_next_checkpoint", "_callback", "_attributes_at_start"]
-        return [*super()._excluded_save_params(), *own]
+        return [*super()._excluded_save_params(), *own, "_is_within_rollout"]
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what only a call of ``learn`` needs: callbacks refer to what cannot be copied."""
-        of_call = ("_callback", "_attributes_at_start", "_finite_env")
+        self._notice_other_resets()
+        of_call = ("_callback", "_attributes_at_start", "_finite_env", "_is_within_rollout")
         return {name: value for name, value in vars(self).items() if name not in of_call}
 
     def save_checkpoint(self, folder: str | Path, keep: int = 2, *, with_env: bool = True) -> Path:
@@ -77,8 +80,8 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         rollout under way, the random numbers of torch, numpy and Python, the counters of the logger and of the
         callbacks, and the state of the environments and their wrappers, see :mod:`sb3_acer.env_state`.
 
-        To be called between two calls of ``learn``. Within a call ``learn(checkpoint=...)`` does it between two
-        rollouts; a callback sees a step that is counted and not stored yet.
+        To be called between two calls of ``learn``, or in a callback's ``_on_rollout_start``. Its other methods see a
+        step that is counted and not stored yet. ``learn(checkpoint=...)`` does it between two rollouts.
 
         In a group all ranks call this, and each writes files of its own to the folder, which all must see.
 
@@ -89,14 +92,19 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         :param keep: number of checkpoints that are kept, the newest ones
         :param with_env: False if the environments are not between two steps. They will begin new episodes.
         :return: the checkpoint's own folder
-        :raises ValueError: if the folder has checkpoints of another run, or another program writes to it; and for an
-            agent without environment
+        :raises ValueError: if the folder has checkpoints of another run, or another program writes to it; for an agent
+            without environment; and within a rollout, unless ``with_env`` is False
         :raises OSError: if it cannot be written; the older ones are kept
         """
         self._require_ready("save_checkpoint")
         _require_folder("folder", "the path of a folder", folder)
         keep = check_integer("keep", keep)
         check_boolean("with_env", with_env)
+        if with_env and self._is_within_rollout:
+            rule = "False within a rollout, whose present step is not stored yet"
+            advice = "callbacks save in _on_rollout_start, and learn(checkpoint=...) on the way"
+            raise ValueError(f"with_env must be {rule}: {advice}; got True")
+        self._notice_other_resets()
         self._run = distributed.from_first(self._run)
         training, source = self._training_state(with_env)
         manifest = {
@@ -134,7 +142,7 @@ class ResumableAlgorithm(DataParallelAlgorithm):
 
     @classmethod
     def load_checkpoint(
-        cls: type[SelfResumable], folder: str | Path, env: GymEnv, device: th.device | str = "auto", **kwargs: Any
+        cls: type[SelfResumable], folder: str | Path, env: GymEnv | str, device: th.device | str = "auto", **kwargs: Any
     ) -> SelfResumable:
         """
         Load the newest checkpoint. The next :meth:`learn` then continues the call that was interrupted: called with the
@@ -146,7 +154,7 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         episodes, and a warning says so. For another number of ranks the replay buffers are divided evenly.
 
         :param folder: folder of checkpoints, or of a single one
-        :param env: the environment, made and wrapped as that of the saved training
+        :param env: the environment, or its id; made and wrapped as that of the saved training
         :param device: device of the networks
         :param kwargs: further arguments of :meth:`load`
         :raises ValueError: if there is no checkpoint, or a file of it is damaged
@@ -156,7 +164,7 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         if found is None:
             raise ValueError(f"folder must have a checkpoint, got {str(folder)!r}")
         require(env is not None, "env", "made and wrapped as that of the saved training", env)
-        model = cls._load_checkpoint(found, env, device, **kwargs)
+        model = cls._load_checkpoint(found, make_env(env, verbose=0), device, **kwargs)
         model._restore_env(found)
         return model
 
@@ -353,7 +361,14 @@ class ResumableAlgorithm(DataParallelAlgorithm):
             folder, freq, keep = self._checkpoints
             self.save_checkpoint(folder, keep)
             self._plan_checkpoint(freq)
-        return super().collect_rollouts(env, callback, *args, **kwargs)
+        try:
+            return super().collect_rollouts(env, callback, *args, **kwargs)
+        finally:
+            self._is_within_rollout = False
+
+    def _sample_action(self, *args: Any, **kwargs: Any) -> tuple[np.ndarray, np.ndarray]:
+        self._is_within_rollout = True
+        return super()._sample_action(*args, **kwargs)
 
     def _become(self, found: Checkpoint, start: int) -> None:
         """Become the agent of a checkpoint. If it is refused, agent and environments stay as they are."""
@@ -379,6 +394,8 @@ class ResumableAlgorithm(DataParallelAlgorithm):
                 f"the agent goes back from step {self.num_timesteps} to its checkpoint at step {saved.num_timesteps}",
                 stacklevel=4,
             )
+        for ours, theirs in zip(self.policy.parameters(), saved.policy.parameters(), strict=True):
+            theirs.requires_grad_(ours.requires_grad)  # the program may have frozen layers
         vars(self).update({name: value for name, value in vars(saved).items() if name not in own})
         vars(self).pop("_finite_env", None)  # the environments are where the checkpoint has them
         if self.verbose and distributed.rank() == 0:
@@ -393,7 +410,8 @@ class ResumableAlgorithm(DataParallelAlgorithm):
 
     def _training_state(self, with_env: bool) -> tuple[dict[str, Any], str]:
         """
-        :return: what neither the agent's file nor the buffer's has, and how the environments' state was had
+        :return: what neither the agent's file nor the buffer's has, and where the environments' state is from, or why
+            it is not saved
         """
         if self._resumed is not None:  # training has not continued since a checkpoint was loaded
             process = dict(self._resumed)

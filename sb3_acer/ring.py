@@ -51,16 +51,14 @@ class Ring:
         self.n_all_slots = n_slots + 1 + math.ceil(n_frames / n_steps)  # n_frames - 1 older frames, and the row after
         self.n_rows = self.n_all_slots * n_steps
         self._stacks, self._strict, self._device = stacks, strict, device
-        of_steps: dict[str, tuple[tuple[int, ...], Any, int]] = {
-            "actions": (action.shape, action.dtype, 0),
-            "behaviour": (behaviour.shape, np.float32, 0),
-            "rewards": ((self.n_envs,), np.float32, 0),
-            "terminated": ((self.n_envs,), np.bool_, 0),
-            "truncated": ((self.n_envs,), np.bool_, 0),
-            "final_place": ((self.n_envs,), np.int64, -1),  # place in the table of final observations, -1 for none
-        }
+        numbers = (self.n_envs,)
         self.steps = {
-            name: Column(self.n_rows, shape, dtype, fill=fill) for name, (shape, dtype, fill) in of_steps.items()
+            "actions": Column(self.n_rows, action.shape, action.dtype),
+            "behaviour": Column(self.n_rows, behaviour.shape, np.float32),
+            "rewards": Column(self.n_rows, numbers, np.float32),
+            "terminated": Column(self.n_rows, numbers, np.bool_),
+            "truncated": Column(self.n_rows, numbers, np.bool_),
+            "final_place": Column(self.n_rows, numbers, np.int64, fill=-1),  # in the table of finals; -1 for none
         }
         self.states = th.from_numpy(np.zeros((self.n_all_slots, *states.shape), np.float32))
         """recurrent states at each slot's first step, ``[n_all_slots, n_envs, W]``"""

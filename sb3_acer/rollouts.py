@@ -93,9 +93,7 @@ class RolloutAlgorithm(SavingAlgorithm):
         assert self.env is not None
         self.policy.flat.require_unchanged(self.policy.optimizer)
         self.replay_buffer.expect_frame_stack(find_frame_stack(self.env))
-        last = getattr(self, "_finite_env", None)
-        if last is not None and last.venv is self.env and last.has_moved_on():  # an evaluation, say
-            self._last_obs = None
+        self._notice_other_resets()
         if len(self._states) != self.n_envs:  # loaded with another number of environments
             self._last_obs = None
         self._finite_env = FiniteVecEnv(self.env, lambda: self.num_timesteps)
@@ -116,6 +114,12 @@ class RolloutAlgorithm(SavingAlgorithm):
             is_masked = self._use_masking and has_masks(self.env)
             self._masks = current_masks(self.env, self.policy.family, self.num_timesteps) if is_masked else None
         return prepared
+
+    def _notice_other_resets(self) -> None:
+        """If something else has reset the environments, an evaluation say, the next `learn` resets them too."""
+        last = getattr(self, "_finite_env", None)
+        if last is not None and last.venv is self.env and last.has_moved_on():
+            self._last_obs = None
 
     def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
         """The last rollout may go beyond the end of training, where a linear schedule would be negative."""

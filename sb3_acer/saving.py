@@ -123,11 +123,7 @@ class SavingAlgorithm(OffPolicyAlgorithm):
         """As it was saved, of any number of environments."""
         with opened(path, "pkl") as file, named(path):
             loaded = self.replay_buffer_class.read(
-                file,
-                self.observation_space,
-                self.action_space,
-                self.device,
-                **{**self.replay_buffer_kwargs, "n_steps": self.n_steps},
+                file, self.observation_space, self.action_space, self.device, **self.replay_buffer_kwargs
             )
             require(loaded.n_steps == self.n_steps, "n_steps of the replay buffer", f"{self.n_steps}", loaded.n_steps)
             fits = loaded.state_size in (None, self.policy.state_size)

@@ -1,6 +1,6 @@
 """
-What the ranks of one machine tell each other through memory that they share. A message takes about a millisecond, which
-is a small network's update; a small vector takes some microseconds here.
+What the ranks of one machine tell each other through memory that they share. Sending a message takes about a
+millisecond, as long as an update of a small network. Exchanging a small vector here takes some microseconds.
 """
 
 import mmap

@@ -1,7 +1,7 @@
 """SB3's VecNormalize, as agents see it: whether it makes their observations, and what it was given."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -70,19 +70,18 @@ def final_observations(
     return {env: final for env, final in finals.items() if final is not None}
 
 
-def kept_if_refused(normalize: VecNormalize | None) -> AbstractContextManager[None]:
+@contextmanager
+def kept_if_refused(normalize: VecNormalize | None) -> Iterator[None]:
     """
     Restore VecNormalize's statistics and last observations if the block raises an error.
 
     :param normalize: None if there is none
     """
-    return nullcontext() if normalize is None else _kept_if_refused(normalize)
-
-
-@contextmanager
-def _kept_if_refused(normalize: VecNormalize) -> Iterator[None]:
-    # A step gives the attributes new arrays and does not write into the old ones.
-    before = [(part, dict(vars(part))) for part in (normalize, *running_statistics(normalize))]
+    parts = [] if normalize is None else [normalize, *running_statistics(normalize)]
+    # A step gives the attributes new arrays, but writes into `returns` without training.
+    before = [(part, dict(vars(part))) for part in parts]
+    if normalize is not None:
+        before[0][1]["returns"] = normalize.returns.copy()
     try:
         yield
     except BaseException:

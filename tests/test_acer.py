@@ -288,7 +288,7 @@ class Memory(KVWriter):
         self.rows: list[dict[str, Any]] = []
 
     def write(self, key_values: dict[str, Any], key_excluded: Any, step: int = 0) -> None:
-        self.rows.append({key: value for key, value in key_values.items() if "csv" not in (key_excluded[key] or ())})
+        self.rows.append({key: value for key, value in key_values.items() if "memory" not in (key_excluded[key] or ())})
 
     def close(self) -> None:
         pass
@@ -1382,10 +1382,21 @@ def test_torchs_default_type_may_change_between_two_calls() -> None:
         th.set_default_dtype(th.float32)
 
 
-def test_after_an_evaluation_on_its_environment_an_agent_resets_it() -> None:
+def through_a_checkpoint(model: ACER, folder: Path) -> ACER:
+    model.save_checkpoint(folder)
+    return ACER.load_checkpoint(folder, Recorder(length=9))
+
+
+@pytest.mark.parametrize(
+    "kept", [lambda model, _: model, lambda model, _: deepcopy(model), through_a_checkpoint], ids=["", "copy", "file"]
+)
+def test_after_an_evaluation_on_its_environment_an_agent_resets_it(
+    kept: Callable[[ACER, Path], ACER], tmp_path: Path
+) -> None:
     model = small(Recorder(length=9), n_steps=5).learn(7, Watch(7))
     assert model.replay_buffer.step == 2
     evaluate_policy(model, model.get_env(), 2)  # type: ignore[arg-type]
+    model = kept(model, tmp_path)
     model.learn(3, reset_num_timesteps=False)
     batch = model.replay_buffer.latest()
     assert batch.observations[:, 0, 0].tolist() == [5, 6, 0, 1, 2, 3]  # type: ignore[index]
@@ -1679,7 +1690,7 @@ def test_observations_that_are_no_numbers_are_refused(space: Any) -> None:
     env.observation_space = space
     for policy in ("MlpPolicy", "MultiInputPolicy"):
         with pytest.raises(
-            ValueError, match=r"observation_space must be a Box with numbers, .* or a Dict of these, got"
+            ValueError, match=r"observation_space must be a Box of at least one .* or a Dict of these, got"
         ):
             small(env, policy)
 

@@ -121,6 +121,20 @@ def test_a_bad_value_is_named_with_its_environment_and_step_and_leaves_no_trace(
     assert_trains_on(model)
 
 
+def test_the_returns_of_a_refused_step_are_restored_without_training_too() -> None:
+    model, games = make(VecNormalize)
+    model.learn(30)
+    normalize = model.get_vec_normalize_env()
+    assert normalize is not None
+    normalize.training = False
+    before = normalize.returns.copy()
+    assert before.all()
+    games[1].spoil = {"what": "observation", "at": 2 * LENGTH, "value": np.nan}
+    with pytest.raises(ValueError, match="observation must be finite"):
+        model.learn(30, reset_num_timesteps=False)
+    np.testing.assert_array_equal(normalize.returns, before)
+
+
 @pytest.mark.parametrize("wrapper", [VecNormalize, WRAPPERS["none"]], ids=["normalised", "as they are"])
 def test_a_final_observation_is_checked_too(wrapper: Callable[[VecEnv], VecEnv]) -> None:
     model, games = make(wrapper)

@@ -234,6 +234,52 @@ def test_a_checkpoint_of_a_checkpoint_is_the_same(tmp_path: Path) -> None:
     require_same(learnt(plain("CartPole-v1"), {}, parts, folder=tmp_path / "second"), expected)
 
 
+def test_a_callback_saves_a_checkpoint_between_two_rollouts_only(tmp_path: Path) -> None:
+    class Saves(BaseCallback):
+        model: ACER
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.refused: list[str] = []
+
+        def refuse(self, name: str) -> None:
+            rule = r"with_env must be False within a rollout.*_on_rollout_start.*got True"
+            with pytest.raises(ValueError, match=rule):
+                self.model.save_checkpoint(tmp_path)
+            self.refused.append(name)
+
+        def _on_rollout_start(self) -> None:
+            if self.num_timesteps == 160:
+                self.model.save_checkpoint(tmp_path)
+
+        def _on_step(self) -> bool:
+            self.refuse("step")
+            return True
+
+        def _on_rollout_end(self) -> None:
+            self.refuse("rollout")
+
+    saves = Saves()
+    expected = state_of(make_model().learn(240, saves))
+    assert saves.refused == (["step"] * 8 + ["rollout"]) * 15
+    assert [found.manifest["num_timesteps"] for found in [find_checkpoint(tmp_path)] if found] == [160]
+    require_same(state_of(make_model(tmp_path).learn(240)), expected)
+
+
+def test_layers_that_the_program_freezes_stay_frozen(tmp_path: Path) -> None:
+    def frozen() -> ACER:
+        model = make_model()
+        model.policy.pi_net.requires_grad_(False)
+        return model
+
+    expected = state_of(frozen().learn(240))
+    with pytest.raises(Killed):
+        frozen().learn(240, KillAt(121), checkpoint=tmp_path, checkpoint_freq=64)
+    resumed = frozen().learn(240, checkpoint=tmp_path)
+    assert not any(parameter.requires_grad for parameter in resumed.policy.pi_net.parameters())
+    require_same(state_of(resumed), expected)
+
+
 @pytest.mark.parametrize("stop", [7, 8, 9])
 def test_a_run_that_a_callback_stops_anywhere_in_a_rollout_continues(stop: int, tmp_path: Path) -> None:
     """Also at its last step: the update of a complete rollout is made."""
