@@ -315,6 +315,14 @@ class ACER(StableBaselinesInterface):
                 stacklevel=3,
             )
 
+    def _warn_of_no_group(self) -> None:
+        if distributed.is_left_alone():
+            warnings.warn(
+                "torchrun has started several processes, and each trains an agent of its own. To train one together, "
+                "make and train it within sb3_acer.distributed.torchrun_group()",
+                stacklevel=3,
+            )
+
     def _take_env(self, env: VecEnv) -> None:
         make_family(env.action_space)  # raises a ValueError for spaces that are not supported
         self.env = env
@@ -549,6 +557,7 @@ class ACER(StableBaselinesInterface):
         self._warn_of_no_replay()
         self._warn_of_late_start(total_timesteps, reset_num_timesteps)
         self._warn_of_small_networks()
+        self._warn_of_no_group()
         self._use_masking = check_boolean("use_masking", use_masking)
         with th.inference_mode(False), th.enable_grad():  # the caller may have switched gradients off
             super().learn(

@@ -98,9 +98,11 @@ OTHER_NAMES = {
     "use_rms_prop": "policy_kwargs=dict(optimizer_class=...): the default is RMSProp, and Adam for recurrent policies",
     "optimize_memory_usage": "none: frames of stacked images are stored once in any case",
     "action_noise": "ent_coef and policy_kwargs=dict(log_std_init=...): the policy is stochastic",
+    "n_envs": "env: make_vec_env(id, n_envs) makes several environments",
+    "exploration_initial_eps": "ent_coef and ent_schedule: the policy is stochastic",
     "exploration_fraction": "ent_coef and ent_schedule: the policy is stochastic",
     "exploration_final_eps": "ent_coef and ent_schedule: the policy is stochastic",
-    "use_sde": "none: state-dependent exploration is not supported",
+    **dict.fromkeys(("use_sde", "sde_sample_freq"), "none: state-dependent exploration is not supported"),
 }
 """arguments of SB3's other algorithms, and what ACER has in their place"""
 

@@ -107,6 +107,13 @@ def torchrun_group() -> Iterator[None]:
         dist.destroy_process_group()
 
 
+def is_left_alone() -> bool:
+    """Whether torchrun has started several processes, and this one has joined no group."""
+    if not _AVAILABLE or not dist.is_torchelastic_launched() or dist.is_initialized():
+        return False
+    return int(os.environ["WORLD_SIZE"]) > 1
+
+
 def _agree_on_a_name(store: Any, own_rank: int, n_ranks: int) -> str:
     """
     A name that the ranks of this start share, and that no earlier start had. torchrun's count of restarts would not do,

@@ -23,7 +23,7 @@ class PredictionInterface(BasePolicy):
     state_size: int
     """W, the width of the recurrent state"""
     _began = False
-    """whether the last call of :meth:`predict` got neither a state nor ``episode_start``"""
+    """whether the last call of :meth:`predict` got no state, and no ``episode_start`` that says why"""
 
     @abstractmethod
     def step(
@@ -140,8 +140,8 @@ class PredictionInterface(BasePolicy):
             place of an observation
         """
         check_boolean("deterministic", deterministic)
-        self._warn_of_lost_states(state is None and episode_start is None)
         stats, after, vectorized = self.predict_statistics(observation, state, episode_start, action_masks)
+        self._warn_of_lost_states(state is None and (episode_start is None or not np.all(episode_start)))
         env_actions = self.family.to_env(self._choose(stats, deterministic).cpu().numpy())
         if self.state_size:
             state = after.cpu().numpy()
@@ -185,6 +185,9 @@ class PredictionInterface(BasePolicy):
 
     def _to_tensors(self, observation: Any) -> tuple[PyTorchObs, bool]:
         """The observations, on the policy's device, and whether they are of N environments."""
+        if isinstance(self.observation_space, spaces.Dict) and isinstance(observation, dict):
+            keys = self.observation_space.keys()
+            require(observation.keys() == keys, "observation", f"of the keys {', '.join(keys)}", ", ".join(observation))
         try:
             observations, vectorized = self.obs_to_tensor(observation)
             if isinstance(self.observation_space, spaces.Dict) and isinstance(observations, dict):

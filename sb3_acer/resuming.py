@@ -101,9 +101,11 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         keep = check_integer("keep", keep)
         check_boolean("with_env", with_env)
         if with_env and self._is_within_rollout:
-            rule = "False within a rollout, whose present step is not stored yet"
-            advice = "callbacks save in _on_rollout_start, and learn(checkpoint=...) on the way"
-            raise ValueError(f"with_env must be {rule}: {advice}; got True")
+            raise ValueError(
+                "save_checkpoint must be called between two calls of learn, or in a callback's _on_rollout_start, got "
+                f"a call within step {self.num_timesteps}, which is not stored yet. learn(checkpoint=...) saves on the "
+                "way; with_env=False saves here too, without the environments' state"
+            )
         self._notice_other_resets()
         self._run = distributed.from_first(self._run)
         training, source = self._training_state(with_env)

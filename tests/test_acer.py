@@ -1697,9 +1697,13 @@ def test_observations_that_are_no_numbers_are_refused(space: Any) -> None:
 
 def test_a_dict_that_lacks_a_part_of_the_observation_is_refused() -> None:
     model = small(in_a_dict(), "MultiInputPolicy")
-    others: list[Any] = [{}, np.zeros(5)]
+    with pytest.raises(ValueError, match="observation must be of Dict"):
+        model.predict(np.zeros(5))
+    names = list(model.observation_space)  # type: ignore[call-overload]
+    others: list[dict[str, Any]] = [{}, {**model.observation_space.sample(), "y": 1}]
     for other in others:
-        with pytest.raises(ValueError, match="observation must be of Dict"):
+        rule = rf"^observation must be of the keys {', '.join(names)}, got '{', '.join(other)}'$"
+        with pytest.raises(ValueError, match=rule):
             model.predict(other)
 
 
@@ -1732,12 +1736,29 @@ def test_a_loop_that_forgets_the_recurrent_state_warns_and_others_do_not(recwarn
     for _ in range(2):
         feed_forward.predict(observation)
     evaluate_policy(model, model.get_env(), 2, warn=False)  # type: ignore[arg-type]
+    for _ in range(2):
+        model.predict(observation, None, np.array([True]))
     assert not [warning for warning in recwarn if "predict" in str(warning.message)]
+    for _ in range(2):  # as sb3-contrib evaluates with masks
+        model.predict(observation, None, np.array([False]))
+    assert [warning for warning in recwarn.list if "predict was called twice without a state" in str(warning.message)]
+    model.predict(observation, None, np.array([True]))
     model.predict(observation)
     model.action_probability(observation)
     with pytest.warns(UserWarning, match="predict was called twice without a state") as warned:
         model.predict(observation)
     assert warned[0].filename == __file__
+
+
+def test_processes_of_torchrun_that_train_alone_are_warned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "run")
+    for n_ranks in ("1", "2"):
+        monkeypatch.setenv("WORLD_SIZE", n_ranks)
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            small().learn(10)
+        said = [str(each.message) for each in found if "torchrun has started several processes" in str(each.message)]
+        assert len(said) == (n_ranks == "2")
 
 
 def test_an_agent_without_an_environment_says_how_to_give_it_one(tmp_path: Path) -> None:

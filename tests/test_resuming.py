@@ -243,7 +243,7 @@ def test_a_callback_saves_a_checkpoint_between_two_rollouts_only(tmp_path: Path)
             self.refused: list[str] = []
 
         def refuse(self, name: str) -> None:
-            rule = r"with_env must be False within a rollout.*_on_rollout_start.*got True"
+            rule = rf"save_checkpoint must .*_on_rollout_start, got a call within step {self.num_timesteps}, "
             with pytest.raises(ValueError, match=rule):
                 self.model.save_checkpoint(tmp_path)
             self.refused.append(name)

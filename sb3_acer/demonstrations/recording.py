@@ -32,6 +32,7 @@ from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, unwrap_vec_normalize
 
+from sb3_acer.arguments import make_env
 from sb3_acer.checks import check_array, check_integer, require
 from sb3_acer.extras import how_to_install
 from sb3_acer.masks import KEY, has_masks
@@ -46,7 +47,7 @@ MASK_KEYS = ("action_masks", "final_action_masks")
 def generate_expert_traj(
     model: BaseAlgorithm | Callable[[Any], Any],
     save_path: str | Path | None = None,
-    env: GymEnv | None = None,
+    env: GymEnv | str | None = None,
     n_timesteps: int = 0,
     n_episodes: int = 100,
     image_folder: str | Path = "recorded_images",
@@ -58,7 +59,8 @@ def generate_expert_traj(
     :param model: an agent of SB3, which acts stochastically; or a function from the environment's observation to an
         action, of a vectorised environment from the observations of all environments to an action for each
     :param save_path: npz file to write, without suffix; images are then saved as PNG files. None: no file
-    :param env: the environment; None: the agent's. Of a vectorised environment, the first environment is recorded.
+    :param env: the environment, or its id; None: the agent's. Of a vectorised environment, the first environment is
+        recorded.
     :param n_timesteps: number of steps to train the agent for, before it is recorded
     :param n_episodes: number of trajectories to record
     :param image_folder: folder for images, relative to the folder of the npz file
@@ -71,6 +73,7 @@ def generate_expert_traj(
     env = model.get_env() if env is None and isinstance(model, BaseAlgorithm) else env
     if env is None:
         raise ValueError("env must be given if the model has none, got None")
+    env = make_env(env, verbose=0) if isinstance(env, str) else env
     n_episodes, n_timesteps = check_integer("n_episodes", n_episodes), check_integer("n_timesteps", n_timesteps, 0)
     require(save_path is None or isinstance(save_path, (str, Path)), "save_path", "a path, or None", save_path)
     require(isinstance(image_folder, (str, Path)), "image_folder", "a path", image_folder)

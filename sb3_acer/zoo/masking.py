@@ -1,12 +1,14 @@
-"""Masks of invalid actions in rl-zoo's scripts, which predict without them."""
+"""Masks of invalid actions in evaluations by SB3 and rl-zoo, which predict without them."""
 
 import inspect
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 from sb3_contrib.common.maskable.utils import get_action_masks, is_masking_supported
-from stable_baselines3.common import evaluation
+from stable_baselines3.common import callbacks, evaluation
+from stable_baselines3.common.callbacks import EvalCallback
 from stable_baselines3.common.vec_env import VecEnv
 
 
@@ -43,6 +45,14 @@ def with_masks(model: Any, env: Any) -> Any:
 def evaluate_policy(model: Any, env: Any, *args: Any, **kwargs: Any) -> Any:
     """SB3's ``evaluate_policy``, with masks. sb3-contrib's own loses the state of a recurrent policy."""
     return evaluation.evaluate_policy(with_masks(model, env), env, *args, **kwargs)
+
+
+class MaskedEvalCallback(EvalCallback):
+    """SB3's ``EvalCallback``, with masks. sb3-contrib's own loses the state of a recurrent policy."""
+
+    def _on_step(self) -> bool:
+        with patch.object(callbacks, "evaluate_policy", evaluate_policy):
+            return super()._on_step()
 
 
 class Algorithms(dict[str, Any]):

@@ -12,7 +12,8 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb3_acer import ACER
-from sb3_acer.zoo.masking import evaluate_policy, with_masks
+from sb3_acer.policies import MlpLstmPolicy
+from sb3_acer.zoo.masking import MaskedEvalCallback, evaluate_policy, with_masks
 from tests.helpers import Constant
 from tests.test_masks import Doors
 from tests.zoo.conftest import SEARCH, sb3_acer
@@ -64,6 +65,23 @@ def test_evaluation_keeps_the_state_of_a_recurrent_policy() -> None:
     evaluate_policy(agent, env, 2, warn=False)
     assert states[0] is None
     assert all(np.abs(state).sum() > 0 for state in states[1:])
+
+
+def test_the_callback_evaluates_with_masks_and_keeps_the_state() -> None:
+    starts: list[bool] = []
+
+    class Spied(MlpLstmPolicy):
+        def predict(self, observation: Any, state: Any = None, *args: Any, **kwargs: Any) -> Any:
+            starts.append(state is None)
+            return super().predict(observation, state, *args, **kwargs)
+
+    env: Any = DummyVecEnv([Doors])
+    agent = ACER(Spied, env, n_steps=8, policy_kwargs={"lstm_hidden_size": 4})
+    callback = MaskedEvalCallback(DummyVecEnv([Doors]), eval_freq=20, n_eval_episodes=2, verbose=0, warn=False)
+    agent.learn(40, callback)  # Doors raises an error for an invalid action
+    assert callback.n_calls == 40
+    assert np.isfinite(callback.last_mean_reward)
+    assert sum(starts) == 2 < len(starts)
 
 
 def test_agents_and_environments_without_masks_are_left_alone() -> None:
