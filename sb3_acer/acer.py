@@ -96,7 +96,7 @@ class ACER(StableBaselinesInterface):
     :param policy: policy class, or one of the names ``MlpPolicy``, ``CnnPolicy``, ``MultiInputPolicy``; with an LSTM
         ``MlpLstmPolicy``, ``CnnLstmPolicy``, ``MultiInputLstmPolicy``; with a layer-normalised LSTM
         ``MlpLnLstmPolicy``, ``CnnLnLstmPolicy``; with a GRU ``MlpGruPolicy``
-    :param env: environment, or the name of a registered one; None only with ``_init_setup_model=False``
+    :param env: environment, or the id of a registered one; None only with ``_init_setup_model=False``
     :param gamma: discount factor, in [0, 1]
     :param n_steps: steps of a rollout of each environment, and of a replayed sequence
     :param num_procs: deprecated: number of threads of torch
@@ -513,8 +513,9 @@ class ACER(StableBaselinesInterface):
         the folder has a checkpoint already, this call continues it: a program that was interrupted is started again as
         it was, and ends as if it had never been interrupted. The same call after :meth:`load_checkpoint` does the same.
 
-        What does not continue: times and rates in the log leave out the interruption, a progress bar starts at the
-        present step, and Monitor's files begin again unless ``override_existing`` is False.
+        Times and rates in the log leave out the interruption. Two things do not continue: a progress bar starts at the
+        present step, and Monitor's files begin again unless ``override_existing`` is False. Continuing replaces
+        ``policy``, ``average_policy`` and ``replay_buffer``: take them from the agent after this call.
 
         :param total_timesteps: number of steps of single environments
         :param callback: called after each step of the vectorised environment; one that returns False ends training

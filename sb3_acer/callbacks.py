@@ -5,7 +5,7 @@ import signal
 import sys
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import StringIO
 from types import FrameType
 from typing import Any
@@ -21,10 +21,12 @@ _OF_THE_CALL = ("model", "parent", "locals", "globals", "stopped_by")
 def all_callbacks(root: BaseCallback | None) -> list[BaseCallback]:
     """A callback and those that it calls."""
     found: list[BaseCallback] = []
+    seen: set[int] = set()  # lists, which may contain themselves
     waiting: deque[Any] = deque([root])
     while waiting:
         value = waiting.popleft()
-        if isinstance(value, (list, tuple)):
+        if isinstance(value, (list, tuple)) and id(value) not in seen:
+            seen.add(id(value))
             waiting.extend(value)
         elif isinstance(value, BaseCallback) and value not in found:
             found.append(value)
@@ -33,9 +35,13 @@ def all_callbacks(root: BaseCallback | None) -> list[BaseCallback]:
 
 
 def plain_attributes(callback: BaseCallback) -> dict[str, bytes]:
-    """A callback's attributes with plain values, pickled."""
-    values = {name: value for name, value in vars(callback).items() if name not in _OF_THE_CALL}
-    return {name: pickle.dumps(value) for name, value in values.items() if is_plain(value)}
+    """A callback's attributes with plain values, pickled, as far as they can be."""
+    found: dict[str, bytes] = {}
+    for name, value in vars(callback).items():
+        with suppress(Exception):  # a list that contains itself, a defaultdict's function, a class within a function
+            if name not in _OF_THE_CALL and is_plain(value):
+                found[name] = pickle.dumps(value)
+    return found
 
 
 def put_back(present: Any, saved: Any) -> Any:

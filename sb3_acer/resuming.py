@@ -61,8 +61,8 @@ class ResumableAlgorithm(DataParallelAlgorithm):
     """whether the first step of a rollout has begun; callbacks then see a step that is counted and not stored yet"""
     _callback: BaseCallback | None = None
     """of the last call of learn"""
-    _attributes_at_start: list[dict[str, bytes]] | None = None
-    """attributes of the callbacks when that call began; those that have changed since are counters"""
+    _attributes_at_start: list[dict[str, int]] | None = None
+    """hashes of the callbacks' attributes when that call began; those that have changed since are counters"""
 
     def _excluded_save_params(self) -> list[str]:
         own = ["_resumed", "_continues", "_checkpoints", "_next_checkpoint", "_callback", "_attributes_at_start"]
@@ -80,8 +80,9 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         rollout under way, the random numbers of torch, numpy and Python, the counters of the logger and of the
         callbacks, and the state of the environments and their wrappers, see :mod:`sb3_acer.env_state`.
 
-        To be called between two calls of ``learn``, or in a callback's ``_on_rollout_start``. Its other methods see a
-        step that is counted and not stored yet. ``learn(checkpoint=...)`` does it between two rollouts.
+        To be called between two calls of ``learn``, or in a callback's ``_on_rollout_start``: in ``_on_step`` the
+        present step is not stored yet, and in ``_on_rollout_end`` the update is still to come. Within ``learn`` its
+        argument ``checkpoint`` does it between two rollouts.
 
         In a group all ranks call this, and each writes files of its own to the folder, which all must see.
 
@@ -103,8 +104,8 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         if with_env and self._is_within_rollout:
             raise ValueError(
                 "save_checkpoint must be called between two calls of learn, or in a callback's _on_rollout_start, got "
-                f"a call within step {self.num_timesteps}, which is not stored yet. learn(checkpoint=...) saves on the "
-                "way; with_env=False saves here too, without the environments' state"
+                f"a call within a rollout, at step {self.num_timesteps}. learn(checkpoint=...) saves on the way; "
+                "with_env=False saves here too, without the environments' state"
             )
         self._notice_other_resets()
         self._run = distributed.from_first(self._run)
@@ -299,8 +300,9 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         start = self._num_timesteps_at_start
         if self.num_timesteps >= start + total_timesteps:
             warnings.warn(
-                f"there is nothing left to train: the checkpoint has this run of {total_timesteps} steps at step "
-                f"{self.num_timesteps}. A longer run needs more steps, another run another folder",
+                f"there is nothing left to train: the checkpoint is at step {self.num_timesteps}, and learn was asked "
+                f"for {total_timesteps} steps from step {start} on. A longer run needs more steps, another run another "
+                "folder",
                 stacklevel=4,
             )
         elif not reset_num_timesteps and self.num_timesteps >= self._total_timesteps:
@@ -436,8 +438,9 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         recorded = ("name_to_value", "name_to_count", "name_to_excluded")  # since the log was last written
         return {
             "counters": [
-                (type(callback).__qualname__, dict(plain_attributes(callback).items() - settings.items()))
+                (type(callback).__qualname__, {name: value for name, value in now if hash(value) != settings.get(name)})
                 for callback, settings in zip(callbacks, self._attributes_at_start or [], strict=False)
+                for now in [plain_attributes(callback).items()]
             ],
             "callback_envs": [get_env_state(env) for env in self._callback_envs()],
             "logger": {name: dict(getattr(logger, name)) for name in recorded if logger is not None},
@@ -470,12 +473,13 @@ class ResumableAlgorithm(DataParallelAlgorithm):
 
     def _restore_process(self) -> None:
         """Restore callbacks' counters, logged values and global random generators, which the start of learn changes."""
-        callbacks = all_callbacks(self._callback)
         if self._attributes_at_start is None:
-            self._attributes_at_start = [plain_attributes(callback) for callback in callbacks]
+            present = [plain_attributes(callback) for callback in all_callbacks(self._callback)]
+            self._attributes_at_start = [{name: hash(value) for name, value in each.items()} for each in present]
         resumed, self._resumed = self._resumed, None
         if resumed is None:
             return
+        callbacks = all_callbacks(self._callback)
         saved = deque(resumed["counters"])
         for callback in callbacks:
             counters = next((pair for pair in saved if pair[0] == type(callback).__qualname__), None)

@@ -243,6 +243,7 @@ class ExpertDataset:
         :raises ValueError: for an argument outside its range, and if observations or actions do not fit the agent's
             spaces
         """
+        require(isinstance(getattr(model, "replay_buffer", None), SequenceReplayBuffer), "model", "an ACER", model)
         check_choice("behaviour", behaviour, ("expert", "policy"))
         require(check_number("epsilon", epsilon, 0, 1) > 0, "epsilon", "in (0, 1]", epsilon)
         if time_limit is not None:

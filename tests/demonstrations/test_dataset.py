@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
+from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.envs import FakeImageEnv
 from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
@@ -289,4 +290,8 @@ def test_arguments_of_a_replay_are_checked() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             dataset.to_replay_buffer(model, **arguments)
+    others: list[Any] = ["agent", PPO("MlpPolicy", Recorder(), device="cpu")]
+    for other in others:
+        with pytest.raises(ValueError, match="model must be an ACER, got "):
+            dataset.to_replay_buffer(other)
     assert model.replay_buffer.size() == 0
