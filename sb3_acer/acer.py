@@ -553,7 +553,7 @@ class ACER(StableBaselinesInterface):
         check_boolean("progress_bar", progress_bar)
         if checkpoint is None and checkpoint_freq is not None:
             warnings.warn("checkpoint_freq has no effect without checkpoint, the folder to save to", stacklevel=2)
-        checkpoint_freq = check_integer("checkpoint_freq", 100_000 if checkpoint_freq is None else checkpoint_freq)
+        checkpoint_freq = check_whole("checkpoint_freq", 100_000 if checkpoint_freq is None else checkpoint_freq, 1)
         checkpoint_keep = check_integer("checkpoint_keep", checkpoint_keep)
         self._warn_of_no_replay()
         self._warn_of_late_start(total_timesteps, reset_num_timesteps)

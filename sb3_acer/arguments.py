@@ -212,14 +212,14 @@ def is_plain(value: Any) -> bool:
     return isinstance(value, (np.ndarray, *_PLAIN))
 
 
-def check_whole(name: str, value: Any) -> int:
+def check_whole(name: str, value: Any, least: int = 0) -> int:
     """
     :return: the number of steps as an integer; SB3's users write ``1e6``, too
-    :raises ValueError: if it is no whole number of at least 0
+    :raises ValueError: if it is no whole number of at least ``least``
     """
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    return check_integer(name, value, 0)
+    return check_integer(name, value, least)
 
 
 def check_callback(name: str, value: Any) -> None:

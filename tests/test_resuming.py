@@ -284,7 +284,7 @@ def test_callbacks_may_hold_what_cannot_be_pickled_and_lists_that_contain_themse
             return True
 
     holds = Holds()
-    make_model().learn(96, holds, checkpoint=tmp_path)
+    make_model().learn(96, holds, checkpoint=tmp_path, checkpoint_freq=1e5)  # type: ignore[arg-type]
     assert len(holds.returns) == len(holds.rewards) == 48
     again = Holds()
     make_model(tmp_path).learn(192, again)
