@@ -208,14 +208,12 @@ class PredictionInterface(BasePolicy):
         states = self.initial_states(n_envs)
         if self.state_size and state is not None:
             state = check_array("state", state)
-            if state.shape != states.shape:
-                raise ValueError(f"state must be of shape {states.shape}, got {state.shape}")
+            require(state.shape == states.shape, "state", f"of shape {states.shape}", state.shape)
             states[:] = state
             require(bool(np.isfinite(states).all()), "state", "finite", state)
         if episode_start is not None:
             starts = np.atleast_1d(check_array("episode_start", episode_start).astype(bool))
-            if starts.shape != (n_envs,):
-                raise ValueError(f"episode_start must be of shape {(n_envs,)}, got {starts.shape}")
+            require(starts.shape == (n_envs,), "episode_start", f"of shape {(n_envs,)}", starts.shape)
             states[starts] = 0
         return th.from_numpy(states).to(self.device)
 

@@ -168,7 +168,7 @@ class ResumableAlgorithm(DataParallelAlgorithm):
             raise ValueError(f"folder must have a checkpoint, got {str(folder)!r}")
         require(env is not None, "env", "made and wrapped as that of the saved training", env)
         model = cls._load_checkpoint(found, make_env(env, verbose=0), device, **kwargs)
-        model._restore_env(found)
+        model._restore_env(found, stacklevel=3)
         return model
 
     @classmethod
@@ -392,11 +392,11 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         self._require_same_arguments(saved)
         of_call = ("_checkpoints", "_log_interval", "_early_logs", "_use_masking")
         own = ("lr_schedule", "_own_schedule", "_logger", "_custom_logger", "verbose", "tensorboard_log", *of_call)
-        saved._restore_env(found)
+        saved._restore_env(found, stacklevel=6)
         if saved._n_updates < self._n_updates:
             warnings.warn(
                 f"the agent goes back from step {self.num_timesteps} to its checkpoint at step {saved.num_timesteps}",
-                stacklevel=4,
+                stacklevel=5,
             )
         for ours, theirs in zip(self.policy.parameters(), saved.policy.parameters(), strict=True):
             theirs.requires_grad_(ours.requires_grad)  # the program may have frozen layers
@@ -453,8 +453,12 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         values = [value for callback in all_callbacks(self._callback) for value in vars(callback).values()]
         return [value for value in values if isinstance(value, VecEnv) and value.unwrapped is not own]
 
-    def _restore_env(self, found: Checkpoint) -> None:
-        """Give the environments the state that they had at a checkpoint which has been loaded."""
+    def _restore_env(self, found: Checkpoint, stacklevel: int) -> None:
+        """
+        Give the environments the state that they had at a checkpoint which has been loaded.
+
+        :param stacklevel: of a warning, for the line of the program
+        """
         assert self.env is not None
         assert self._resumed is not None
         with named(found.path):
@@ -462,7 +466,8 @@ class ResumableAlgorithm(DataParallelAlgorithm):
                 set_env_state(self.env, self._resumed.pop("env"))
             except EnvStateError as error:
                 warnings.warn(
-                    f"the environments begin new episodes, since their state is not known: {error}", stacklevel=4
+                    f"the environments begin new episodes, since their state is not known: {error}",
+                    stacklevel=stacklevel,
                 )
                 self._last_obs = None  # learn resets the environments
                 if self.seed is not None:

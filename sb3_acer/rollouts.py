@@ -25,7 +25,7 @@ from sb3_acer.vec_normalize import kept_if_refused
 
 
 class Generators(NamedTuple):
-    """The sources of training's random draws. Nothing else draws from them, and they are saved with the model."""
+    """The sources of training's random draws. Libraries do not draw from them, and they are saved with the model."""
 
     actions: np.random.Generator
     """noise of the actions in rollouts"""

@@ -326,8 +326,12 @@ def test_a_run_that_a_callback_stops_anywhere_in_a_rollout_continues(stop: int, 
 def test_without_a_state_of_the_environments_the_rest_continues_and_they_begin_anew(tmp_path: Path) -> None:
     model = make_model(env=Locked).learn(96)
     model.save_checkpoint(tmp_path)
-    with pytest.warns(UserWarning, match=r"begin new episodes, since their state is not known: .*Locked"):
+    with pytest.warns(UserWarning, match=r"begin new episodes, since their state is not known: .*Locked") as warned:
         loaded = make_model(tmp_path, Locked)
+    with pytest.warns(UserWarning, match="there is nothing left to train") as also_warned:
+        make_model(env=Locked).learn(96, checkpoint=tmp_path)
+    found = [each for each in (*warned, *also_warned) if "begin new episodes" in str(each.message)]
+    assert [each.filename for each in found] == [__file__] * 2
     for name in ("parameters", "generators", "counters", "updates", "episodes"):
         ours, theirs = ({k: v for k, v in state_of(each).items() if k.startswith(name)} for each in (loaded, model))
         require_same(ours, theirs)
@@ -766,8 +770,9 @@ def test_going_back_to_a_checkpoint_is_warned_of(tmp_path: Path) -> None:
     with pytest.raises(Killed):
         model.learn(300, KillAt(221), checkpoint=tmp_path, checkpoint_freq=64)
     evaluate_policy(model, model.get_env(), 2)  # type: ignore[arg-type]
-    with pytest.warns(UserWarning, match="the agent goes back from step 222 to its checkpoint at step 192"):
+    with pytest.warns(UserWarning, match="the agent goes back from step 222 to its checkpoint at step 192") as warned:
         model.learn(300, checkpoint=tmp_path)
+    assert warned[0].filename == __file__
     require_same(state_of(model), state_of(make_model().learn(300)))
     model.learn(100, reset_num_timesteps=False)
     with pytest.warns(UserWarning, match="the agent goes back from step 416 to its checkpoint at step 304"):
