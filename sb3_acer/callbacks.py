@@ -44,6 +44,11 @@ def plain_attributes(callback: BaseCallback) -> dict[str, bytes]:
     return found
 
 
+def changed_attributes(callback: BaseCallback, hashes: dict[str, int]) -> dict[str, bytes]:
+    """The plain attributes, pickled, that differ from those with the given hashes."""
+    return {name: value for name, value in plain_attributes(callback).items() if hash(value) != hashes.get(name)}
+
+
 def put_back(present: Any, saved: Any) -> Any:
     """The saved value; in the present list, dict, set or deque if there is one, which the program may hold as well."""
     if type(present) is not type(saved) or not isinstance(present, (list, dict, set, deque)):

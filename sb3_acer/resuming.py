@@ -20,7 +20,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_acer import distributed
 from sb3_acer.arguments import comparable_arguments, make_env
-from sb3_acer.callbacks import all_callbacks, plain_attributes, put_back
+from sb3_acer.callbacks import all_callbacks, changed_attributes, plain_attributes, put_back
 from sb3_acer.checkpoint import (
     Checkpoint,
     find_checkpoint,
@@ -438,9 +438,8 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         recorded = ("name_to_value", "name_to_count", "name_to_excluded")  # since the log was last written
         return {
             "counters": [
-                (type(callback).__qualname__, {name: value for name, value in now if hash(value) != settings.get(name)})
+                (type(callback).__qualname__, changed_attributes(callback, settings))
                 for callback, settings in zip(callbacks, self._attributes_at_start or [], strict=False)
-                for now in [plain_attributes(callback).items()]
             ],
             "callback_envs": [get_env_state(env) for env in self._callback_envs()],
             "logger": {name: dict(getattr(logger, name)) for name in recorded if logger is not None},
