@@ -44,6 +44,7 @@ from sb3_acer.checks import (
     check_verbose,
     constructor_arguments,
     require,
+    such_as,
 )
 from sb3_acer.data_parallel import generators_of_rank
 from sb3_acer.distributions import make_family
@@ -460,8 +461,10 @@ class ACER(StableBaselinesInterface):
         """
         check_boolean("print_system_info", print_system_info)
         check_boolean("force_reset", force_reset)
-        unknown = [name for name in kwargs if name not in constructor_arguments(cls) or name in _FIXED_BY_THE_FILE]
-        rule = f"arguments of the constructor other than {' and '.join(_FIXED_BY_THE_FILE)}"
+        known = constructor_arguments(cls) - set(_FIXED_BY_THE_FILE)
+        unknown = [name for name in kwargs if name not in known]
+        other = f"other than {' and '.join(_FIXED_BY_THE_FILE)}"
+        rule = f"arguments of the constructor {other}{such_as(unknown, known)}"
         require(not unknown, "keyword arguments of load", rule, ", ".join(unknown))
         _set_num_threads(kwargs.pop("num_procs", None), kwargs.pop("n_cpu_tf_sess", None))
         env = env if env is None else make_env(env, verbose=0)

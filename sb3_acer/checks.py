@@ -2,7 +2,8 @@
 
 import inspect
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
+from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
@@ -118,10 +119,19 @@ def check_kwargs(
         parameters = inspect.signature(of).parameters
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
             unknown = [key for key in value if key not in parameters]
-            require(not unknown, name, f"arguments of {getattr(of, '__name__', of)}", ", ".join(unknown))
+            rule = f"arguments of {getattr(of, '__name__', of)}{such_as(unknown, parameters)}"
+            require(not unknown, name, rule, ", ".join(unknown))
         twice = [key for key in value if key in given]
         require(not twice, name, f"without {', '.join(given)}, which are given by ACER itself", ", ".join(twice))
     return value or {}
+
+
+def such_as(unknown: Iterable[str], known: Iterable[str]) -> str:
+    """
+    :return: the rest of a rule: known names that are like unknown ones
+    """
+    alike = [name for each in unknown for name in get_close_matches(each, list(known), n=1)]
+    return f", such as {', '.join(alike)}" if alike else ""
 
 
 def constructor_arguments(cls: type) -> set[str]:

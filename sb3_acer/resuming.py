@@ -375,7 +375,10 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         return super()._sample_action(*args, **kwargs)
 
     def _become(self, found: Checkpoint, start: int) -> None:
-        """Become the agent of a checkpoint. If it is refused, agent and environments stay as they are."""
+        """
+        Become the agent of a checkpoint. If it is refused, agent and environments stay as they are, but the seeds of
+        the random generators are set by then.
+        """
         with named(found.path):
             began, run = found.manifest["started_at"], found.manifest["run"]
         if run != self._run and self._n_updates:

@@ -256,6 +256,11 @@ def test_two_thousand_odd_arguments_work_or_are_named(case: tuple[str, str], val
         ("ACER", {"verbose": "loud"}, "verbose must be an integer of at least 0, got 'loud'"),
         ("ACER", {"device": "abacus"}, "device must be a device of this machine, got 'abacus'"),
         ("ACER", {"policy_kwargs": {"widths": [3]}}, "policy_kwargs must be arguments of MlpPolicy, got 'widths'"),
+        (
+            "ACER",
+            {"policy_kwargs": {"net_ach": [3]}},
+            "policy_kwargs must be arguments .*, such as net_arch, got 'net_",
+        ),
         ("ACER", {"policy_kwargs": {"act_fun": 3}}, "got 'act_fun'; stable-baselines' act_fun is now activation_fn"),
         ("ACER", {"replay_buffer_kwargs": {"size": 3}}, "replay_buffer_kwargs must be arguments of Sequ.*, got 'size'"),
         ("ACER", {"stats_window_size": 0}, "stats_window_size must be an integer of at least 1, got 0"),
@@ -275,7 +280,7 @@ def test_two_thousand_odd_arguments_work_or_are_named(case: tuple[str, str], val
         ("learn", {"callback": BaseCallback}, "callback must be a callback of SB3, .*, got <class"),
         ("predict", {"observation": np.array([0, math.nan, 0, 0])}, "observation must be finite in float32, got"),
         ("predict", {"deterministic": "yes"}, "deterministic must be True or False, got 'yes'"),
-        ("load", {"gama": 0.9}, "keyword arguments of load must be arguments of the constructor .*, got 'gama'"),
+        ("load", {"gama": 0.9}, "keyword arguments of load must be arguments of .*, such as gamma, got 'gama'"),
         ("load", {"n_steps": 2.5}, "agent could not be loaded: n_steps must be an integer of at least 1, got 2.5"),
         ("set_env", {"env": None}, r"env must be an environment, .*, got None"),
         (
