@@ -49,6 +49,7 @@ from sb3_acer.checks import (
 from sb3_acer.data_parallel import generators_of_rank
 from sb3_acer.distributions import make_family
 from sb3_acer.policies import (
+    LEAST_IMAGE,
     ACERPolicy,
     CnnLnLstmPolicy,
     CnnLstmPolicy,
@@ -411,7 +412,8 @@ class ACER(StableBaselinesInterface):
         except RuntimeError as error:
             if "Kernel size" not in str(error):
                 raise
-            rule = "have images with channels first that convolutions fit into, 36 x 36 at least with SB3's NatureCNN"
+            least = f"{LEAST_IMAGE} x {LEAST_IMAGE} at least with SB3's NatureCNN"
+            rule = f"have images with channels first that convolutions fit into, {least}"
             raise ValueError(
                 f"observation_space must {rule}, or policy_kwargs another features_extractor_class, got "
                 f"{self.observation_space}: {error}"

@@ -67,6 +67,10 @@ class Evaluation(NamedTuple):
     """
 
 
+LEAST_IMAGE = 36
+"""height and width of the smallest images that fit into the convolutions of SB3's NatureCNN"""
+
+
 def default_net_arch(features_extractor_class: type[BaseFeaturesExtractor]) -> list[int]:
     """
     :return: widths of the hidden layers behind a features extractor
@@ -252,7 +256,8 @@ class ACERPolicy(PredictionInterface):
             fitting = f"{'MultiInput' if is_dict else 'Cnn' if is_image else 'Mlp'}{suffix}"
             rule = f"{fitting!r} for {'Dict observations' if is_dict else space}"
             require(own not in misfits, "policy", rule, name)
-            if own is FlattenExtractor and is_image:
+            fits_cnn = isinstance(space, spaces.Box) and is_image and min(space.shape[-2:]) >= LEAST_IMAGE
+            if own is FlattenExtractor and fits_cnn:
                 warnings.warn(f"{name} takes images for vectors: {fitting} has a network for images", stacklevel=8)
 
     def _build(self) -> None:

@@ -1720,6 +1720,11 @@ def test_images_in_place_of_vectors_warn() -> None:
     assert warned[0].filename == __file__
 
 
+def test_images_that_convolutions_do_not_fit_into_may_be_taken_for_vectors(recwarn: pytest.WarningsRecorder) -> None:
+    small(FakeImageEnv(screen_height=36, screen_width=35))
+    assert not recwarn
+
+
 def test_a_warning_of_net_arch_points_to_the_line_that_gave_it() -> None:
     with pytest.warns(UserWarning, match="net_arch should be a dict") as warned:
         small(policy_kwargs={"net_arch": [{"pi": [8]}]})
