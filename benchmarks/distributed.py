@@ -20,7 +20,7 @@ import torch.distributed as dist
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.env_util import make_vec_env
 
-from benchmarks.tables import record_speed
+from benchmarks.tables import Measurement, record_speed
 from sb3_acer import ACER, distributed
 from sb3_acer.atari import make_atari_vec_env
 
@@ -63,7 +63,7 @@ def milliseconds_of_all_reduce(n_numbers: int, repeats: int) -> float:
     seconds = []
     for _ in range(repeats):
         start = time.perf_counter()
-        distributed.average([vector])
+        distributed.all_reduce_mean([vector])
         seconds.append(time.perf_counter() - start)
     return 1000 * statistics.median(seconds)
 
@@ -126,7 +126,7 @@ def main() -> None:
     parser.add_argument("--endings", type=int, default=20)
     parser.add_argument("--tasks", nargs="*", default=[""], metavar="PREFIX", help="beginnings of their names")
     options = parser.parse_args()
-    rows: list[tuple[str, str, int, float, str]] = []
+    rows: list[Measurement] = []
     for name, n_numbers in SIZES.items():
         repeats = 200 if n_numbers < 10**5 else 15
         milliseconds = on_ranks(milliseconds_of_all_reduce, 2, n_numbers, repeats)[0]

@@ -108,7 +108,7 @@ class Observer(Until):
     def _on_rollout_end(self) -> None:
         step = self.num_timesteps // INTERVAL * INTERVAL
         if self.changes and (not self.rows or int(self.rows[-1]["step"]) < step):
-            probabilities = self.model.policy.family.log_likelihood(self.after, self.actions).exp()
+            probabilities = self.model.policy.family.exact_log_prob(self.after, self.actions).exp()
             kls, norms = np.array(self.changes).T
             reward = np.mean(self.rewards) if self.rewards else np.nan
             numbers = (reward, np.median(kls), kls.max(), norms.max(), probabilities[self.rewarded].mean().item())

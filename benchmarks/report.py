@@ -472,11 +472,9 @@ def draw_memory() -> None:
     for kind, measured in measured_memory().items():
         seconds, mib = np.array(measured).T
         axes.plot(seconds / 60, mib, linewidth=2, label=kind)
+    finish_panel(axes, "")
     axes.set(xlabel="minutes", ylabel="resident memory, MiB")
-    axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.3)
     axes.legend(frameon=False)
     figure.savefig(RESULTS / "memory_of_training.png", dpi=110)
 

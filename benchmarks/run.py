@@ -11,6 +11,7 @@ are written when it ends; runs that have rows are left out, so that the same com
 
 import argparse
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -83,11 +84,13 @@ def record(planned: Planned, outcome: Outcome, seconds: float, results: Path) ->
     )  # last: it marks the run as finished
 
 
-def start(planned: Planned, steps: int, device: str) -> Running:
+def start(planned: Planned, options: argparse.Namespace) -> Running:
     experiment, seed = planned
     folder = LOGS / experiment.name / str(seed)
+    if options.again:  # else run-atari would go on from the checkpoint of the finished run
+        shutil.rmtree(folder, ignore_errors=True)
     prepare(experiment, folder)
-    line = command(experiment, seed, folder, steps, device)
+    line = command(experiment, seed, folder, options.steps, options.device)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with (folder / LOG).open("wb") as log:
         # A session of its own: on Ctrl-C the zoo would evaluate and report an agent that is not trained.
@@ -133,7 +136,7 @@ def run_all(planned: Sequence[Planned], options: argparse.Namespace) -> list[Pla
         try:
             while waiting or running:
                 while waiting and len(running) < options.jobs:
-                    running.append(start(waiting.pop(0), options.steps, options.device))
+                    running.append(start(waiting.pop(0), options))
                 time.sleep(0.2)
                 for run in running.copy():
                     late = options.timeout is not None and time.perf_counter() - run.start > 3600 * options.timeout

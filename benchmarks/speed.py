@@ -38,7 +38,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.experiments import ROOT, command, load_experiments, prepare
-from benchmarks.tables import record_speed
+from benchmarks.tables import Measurement, record_speed
 from benchmarks.variants import Levels
 from sb3_acer import ACER
 from sb3_acer.heads import QHead
@@ -49,7 +49,6 @@ from sb3_acer.sequences import SequenceBatch
 
 EXPERIMENTS = load_experiments()
 TIMED = [each.name for each in EXPERIMENTS.values() if each.suite.startswith("classic") and each.solved is not None]
-Measurement = tuple[str, str, int, float, str]
 LSTM_64 = {"policy_kwargs": {"lstm_hidden_size": 64}}
 
 # Environment, number of environments, its wrapper, policy, what both algorithms get, the peer, and what it gets alone.
@@ -125,7 +124,7 @@ def time_shares(model: ACER, steps: int) -> dict[str, float]:
         "backward": [(model.policy, "_backward")],
         "optimiser": [(model.policy.optimizer, "step")],
         "gradient norm": [(model.policy.flat, "clip_grad_norm")],
-        "the average's move": [(model.average_policy.flat, "average")],
+        "the average's move": [(model.average_policy.flat, "polyak_update")],
     }
     spent: dict[str, float] = defaultdict(float)
 

@@ -55,7 +55,7 @@ def update_costs(model: ACER, n_runs: int) -> dict[str, float]:
         "update": lambda: model.update(batch),
         "sampling a batch": lambda: buffer.sample(model.n_envs, None, rng),
         "optimiser's step": policy.optimizer.step,
-        "average policy's step": lambda: average.flat.average(policy.flat, model.alpha),
+        "average policy's step": lambda: average.flat.polyak_update(policy.flat, model.alpha),
         "gradient norm": lambda: policy.flat.clip_grad_norm(model.max_grad_norm),
     }
     times: dict[str, list[float]] = {name: [] for name in parts}

@@ -19,7 +19,7 @@ from ale_py.vector_env import AtariVectorEnv
 from stable_baselines3.common.env_util import make_atari_env
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack
 
-from benchmarks.tables import record_speed
+from benchmarks.tables import Measurement, record_speed
 from sb3_acer.atari import AtariVecEnv, parse_atari_id
 
 N_ENVS = (4, 16, 64)
@@ -69,7 +69,7 @@ def main() -> None:
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
     rng = np.random.default_rng(0)
-    rows: list[tuple[str, str, int, float, str]] = []
+    rows: list[Measurement] = []
     for n_envs in N_ENVS:
         makers = {name: make for name, make in MAKERS.items() if n_envs <= 16 or make is not MAKERS["SubprocVecEnv"]}
         envs = {name: make(options.env, n_envs) for name, make in makers.items()}

@@ -18,14 +18,13 @@ from stable_baselines3 import A2C
 from stable_baselines3.common.env_util import make_atari_env, make_vec_env
 from stable_baselines3.common.vec_env import VecEnv, VecFrameStack
 
-from benchmarks.tables import record_speed
+from benchmarks.tables import Measurement, record_speed
 from sb3_acer import ACER
 from sb3_acer.atari import make_atari_vec_env
 
 DEVICES = ("cpu", "cuda")
 PONG = "PongNoFrameskip-v4"
 WIDTHS = (64, 256, 1024)
-Measurement = tuple[str, str, int, float, str]
 
 
 def atari(algorithm: Any) -> VecEnv:

@@ -12,6 +12,8 @@ import scipy  # whose parts are imported where they are first used
 
 RESULTS = Path(__file__).parent / "results"
 Row = dict[str, str]
+Measurement = tuple[str, str, int, float, str]
+"""of speed: benchmark, variant, run, value, unit"""
 
 # The columns of each table, then those that say which row it is. `deviation` is over episodes of one agent.
 FINAL = ("experiment", "algorithm", "environment", "actions", "seed", "steps", "mean", "deviation", "seconds")
@@ -79,8 +81,8 @@ def locked(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def record_speed(rows: Sequence[tuple[str, str, int, float, str]]) -> None:
-    """Write measurements (benchmark, variant, run, value, unit) in place of the former ones of the same benchmarks."""
+def record_speed(rows: Sequence[Measurement]) -> None:
+    """Write measurements in place of the former ones of the same benchmarks."""
     texts = [[benchmark, variant, str(run), f"{value:.6g}", unit] for benchmark, variant, run, value, unit in rows]
     table = [dict(zip(SPEED, text, strict=True)) for text in texts]
     replace(RESULTS / "speed.csv", SPEED, table, ["benchmark"])

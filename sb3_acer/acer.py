@@ -27,7 +27,6 @@ from sb3_acer.arguments import (
     RULES,
     check_callback,
     check_policy_kwargs,
-    check_whole,
     comparable,
     explain_other_names,
     make_env,
@@ -42,6 +41,7 @@ from sb3_acer.checks import (
     check_number,
     check_seed,
     check_verbose,
+    check_whole,
     constructor_arguments,
     require,
     such_as,
@@ -615,8 +615,7 @@ class ACER(StableBaselinesInterface):
         gradient_steps = check_integer("gradient_steps", gradient_steps)
         if not hasattr(self, "_logger"):  # before the first call of learn, which makes another one
             self._logger = configure(None, [""])
-        for policy in (self.policy, self.average_policy):
-            policy.flat.keep_attached()
+        self.policy.flat.require_frozen()
         self.policy.set_training_mode(True)
         self._take_lr_schedule()
         self._check_learning_rate(self._current_progress_remaining)
@@ -671,18 +670,18 @@ class ACER(StableBaselinesInterface):
         :raises ValueError: if a gradient is NaN or infinite; no parameter has changed then, but running means of batch
             normalisation and the generator of the candidates have
         """
-        policy, average = self.policy, self.average_policy
+        policy = self.policy
         if not policy.training:  # after predict
             policy.set_training_mode(True)
-        update = compute_update(policy, average, batch, self.settings(), self._rngs.candidates)
+        update = compute_update(policy, self.average_policy, batch, self.settings(), self._rngs.candidates)
         policy.flat.zero_grad()
         update.evaluation.backward(*update.gradients)
-        distributed.average(policy.flat.gradients())
+        distributed.all_reduce_mean(policy.flat.gradients())
         update = update._replace(grad_norm=policy.flat.clip_grad_norm(self.max_grad_norm))
         self._require_finite_update(update)
         policy.optimizer.step()
-        distributed.average([buffer for buffer in policy.flat.buffers() if buffer.is_floating_point()])
-        average.flat.average(policy.flat, self.alpha)
+        distributed.all_reduce_mean([buffer for buffer in policy.flat.buffers() if buffer.is_floating_point()])
+        self.average_policy.flat.polyak_update(policy.flat, self.alpha)
         return update
 
     def settings(self) -> Settings:
@@ -727,7 +726,7 @@ def _copied(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _set_num_threads(num_procs: Any, n_cpu_tf_sess: Any) -> None:
-    """Of torch, where an old script gives it."""
+    """Set torch's number of threads, if an old script gives one."""
     for name, n_threads in (("num_procs", num_procs), ("n_cpu_tf_sess", n_cpu_tf_sess)):
         if n_threads is not None:
             n_threads = check_integer(name, n_threads, 1, 4096)

@@ -26,6 +26,7 @@ from sb3_acer.checks import (
     check_seed,
     check_subclass,
     check_verbose,
+    check_whole,
     constructor_arguments,
     require,
 )
@@ -52,13 +53,14 @@ _WEIGHT: Rule = partial(check_number, low=0, high=1e6)
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(("gamma", "alpha", "rprop_alpha"), _SHARE),
-    **dict.fromkeys(("n_steps", "buffer_size", "n_action_samples", "stats_window_size"), check_integer),
+    **dict.fromkeys(("n_steps", "n_action_samples", "stats_window_size"), check_integer),
     "burn_in": partial(check_integer, least=0),
     "batch_size": _or_none(check_integer),
     **dict.fromkeys(("q_coef", "ent_coef", "replay_ratio"), _WEIGHT),
     "rprop_epsilon": partial(check_number, low=1e-30, high=1e6),
     **dict.fromkeys(("correction_term", "delta"), partial(check_number, high=1e30)),
-    "replay_start": check_number,
+    "buffer_size": partial(check_whole, least=1),
+    "replay_start": check_whole,
     "max_grad_norm": _or_none(partial(check_number, low=1e-6, high=1e6)),
     **dict.fromkeys(("trust_region", "full_tensorboard_log"), check_boolean),
     **dict.fromkeys(("lr_schedule", "ent_schedule"), partial(check_choice, choices=SCHEDULES)),
@@ -210,16 +212,6 @@ def is_plain(value: Any) -> bool:
     if isinstance(value, (list, tuple, set, deque)):
         return all(map(is_plain, value))
     return isinstance(value, (np.ndarray, *_PLAIN))
-
-
-def check_whole(name: str, value: Any, least: int = 0) -> int:
-    """
-    :return: the number of steps as an integer; SB3's users write ``1e6``, too
-    :raises ValueError: if it is no whole number of at least ``least``
-    """
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    return check_integer(name, value, least)
 
 
 def check_callback(name: str, value: Any) -> None:

@@ -151,7 +151,7 @@ class SequenceReplayBuffer(ReplayBuffer):
         states = np.zeros((self.n_envs, 0), np.float32) if states is None else states
         ring = self._ring = self._ring or self._make_ring(action, behaviour, states, masks is not None)
         if masks is not None and _INVALID not in ring.observations:
-            ring.observe(_INVALID, _flags(behaviour))
+            ring.add_observation_key(_INVALID, _flags(behaviour))
         done = np.array(done, bool)  # a copy: environments may fill the same array again
         step = {"actions": action, "behaviour": behaviour, "rewards": reward, "terminated": done}
         now, then = self._with_masks(obs, masks), self._with_masks(next_obs, next_masks)

@@ -39,6 +39,16 @@ def check_integer(name: str, value: Any, least: int = 1, most: int = MOST) -> in
     return int(value)
 
 
+def check_whole(name: str, value: Any, least: int = 0) -> int:
+    """
+    :return: the number of steps as an integer; SB3's users write ``1e6``, too
+    :raises ValueError: if it is no whole number of at least ``least``
+    """
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return check_integer(name, value, least)
+
+
 def check_verbose(name: str, value: Any) -> int:
     """
     :return: how much is printed, 0 for nothing; True is 1

@@ -94,7 +94,7 @@ class SideTable:
 
     def extend(self, name: str, row: np.ndarray) -> None:
         """
-        Give the rows one more part, which is 0 in those that are stored.
+        Add a field. It is 0 in all rows stored before.
 
         :param name: its name
         :param row: an array of its shape and type

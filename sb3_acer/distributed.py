@@ -143,7 +143,7 @@ def _agree_on_a_name(store: Any, own_rank: int, n_ranks: int) -> str:
     return name
 
 
-def average(vectors: Sequence[th.Tensor]) -> None:
+def all_reduce_mean(vectors: Sequence[th.Tensor]) -> None:
     """
     Replace vectors by their means over the ranks, which are equal on all ranks to the bit.
 

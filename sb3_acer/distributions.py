@@ -138,7 +138,7 @@ class Family(ABC):
         :return: logarithm of the actions' probability or density, finite, ``[...]``
         """
 
-    def log_likelihood(self, stats: th.Tensor, actions: th.Tensor) -> th.Tensor:
+    def exact_log_prob(self, stats: th.Tensor, actions: th.Tensor) -> th.Tensor:
         """:meth:`log_prob` without the floor of :data:`EPSILON`: minus infinity where the probability is 0."""
         return self.log_prob(stats, actions)
 
@@ -169,7 +169,7 @@ class Family(ABC):
         :return: ``[...]``
         """
         # A difference of logarithms: the product of many factors' ratios can overflow float32 on the way.
-        log_ratio = self.log_likelihood(stats, actions) - self.log_prob(behaviour, actions)
+        log_ratio = self.exact_log_prob(stats, actions) - self.log_prob(behaviour, actions)
         ratio = log_ratio.clamp(MIN_LOG_RATIO, MAX_LOG_RATIO).exp()
         return ratio * (log_ratio > -math.inf)  # 0 where pi never takes the action
 
@@ -412,7 +412,7 @@ class Categorical(Family):
     def log_prob(self, stats: th.Tensor, actions: th.Tensor) -> th.Tensor:
         return (self._pick(stats, actions) + EPSILON).log().sum(-1)
 
-    def log_likelihood(self, stats: th.Tensor, actions: th.Tensor) -> th.Tensor:
+    def exact_log_prob(self, stats: th.Tensor, actions: th.Tensor) -> th.Tensor:
         return self._pick(stats, actions).log().sum(-1)
 
     def entropy(self, stats: th.Tensor) -> th.Tensor:

@@ -5,7 +5,7 @@ as pure functions of tensors. Equation numbers are those of the paper.
 Shapes are time-major: T steps, B sequences, K candidate actions per state, P statistics of a state's action
 distribution. Functions that do not mention time also accept other leading axes in place of ``[T, B]``.
 
-The importance ratio rho (equation 4) depends on the action space: see :meth:`sb3_acer.distributions.Family.ratio`.
+The importance ratio rho (equation 4) depends on the action space: see :meth:`sb3_acer.distributions.Family.ratios`.
 """
 
 import torch as th
@@ -187,7 +187,8 @@ def value_target(ratio: th.Tensor, q_ret: th.Tensor, q_values: th.Tensor, values
 
 def critic_gradient(predictions: th.Tensor, targets: th.Tensor) -> th.Tensor:
     r"""
-    Gradient of :math:`\frac{1}{2} (target - prediction)^2` with respect to the prediction. Its negative is equation 6.
+    Gradient of :math:`\frac{1}{2} (target - prediction)^2` with respect to the prediction. Its negative
+    is the factor of :math:`\nabla_\theta Q_\theta` in equation 6.
 
     :param predictions: Q of the actions taken, or V, ``[T, B]``
     :param targets: the Retrace targets, or V^target, ``[T, B]``

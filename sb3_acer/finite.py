@@ -12,6 +12,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, unwrap_vec_n
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
 from sb3_acer.env_state import forked_workers, wait_for_workers
+from sb3_acer.sequences import by_key
 from sb3_acer.vec_normalize import final_observations, kept_if_refused, normalize_of_policy, recording
 
 LARGEST = 1e15
@@ -60,8 +61,8 @@ class FiniteVecEnv(VecEnvWrapper):
 
     def mark_resets(self) -> None:
         """
-        Put copies in place of what the environments said at their last reset, since one may return the same dict each
-        time. Other ones then mean that something else has reset an environment.
+        Replace the infos of the last reset by copies, since an environment may return the same dict each time. Other
+        objects in their place then mean that something else has reset an environment.
         """
         found = self._reset_infos()
         if found and (not self._resets or any(map(operator.is_not, self._resets, found))):
@@ -93,7 +94,7 @@ def _require_finite(name: str, values: Any, step: int, env: int | None = None) -
     """
     :param values: ``[n_envs, ...]``, or the values of environment ``env`` alone; or a dict of such by keys
     """
-    for key, part in values.items() if isinstance(values, dict) else (("", values),):
+    for key, part in by_key(values).items():
         part = np.asarray(part)
         if part.dtype == np.float16:  # LARGEST would be infinite in it
             part = part.astype(np.float32)

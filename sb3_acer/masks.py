@@ -50,13 +50,7 @@ def current_masks(env: VecEnv, family: Family, step: int) -> np.ndarray:
     :return: the masks of its present states, bool, ``[n_envs, P]``
     :raises ValueError: if masks do not fit, if a state has no valid action, and for Box
     """
-    masks = env.env_method(EXPECTED_METHOD_NAME)
-    try:
-        stacked = np.stack(masks)
-    except ValueError as error:
-        rule = "one array for each environment, the components of its action side by side"
-        raise ValueError(f"action_masks must be {rule}, got {masks} at step {step}") from error
-    return _check(family, stacked, env.num_envs, "environment", step)
+    return _check(family, env.env_method(EXPECTED_METHOD_NAME), "environment", step)
 
 
 def following_masks(masks: np.ndarray, infos: list[dict[str, Any]], family: Family, step: int) -> np.ndarray:
@@ -66,20 +60,28 @@ def following_masks(masks: np.ndarray, infos: list[dict[str, Any]], family: Fami
     :param family: the family of the actions
     :param step: number of the present step, for messages
     :return: the masks of the observations that followed the step, which are final ones where it truncated an episode
-    :raises ValueError: if one has no valid action
+    :raises ValueError: see :func:`current_masks`
     """
     truncated = [env for env, info in enumerate(infos) if info.get("TimeLimit.truncated", False)]
     if not truncated:
         return masks
-    masks = masks.copy()
+    rows = list(masks)
     for env in truncated:
-        masks[env] = np.ravel(infos[env].get(KEY, True))
-    return _check(family, masks, len(masks), "the final observation of environment", step)
+        rows[env] = np.ravel(infos[env].get(KEY, np.ones_like(masks[env])))
+    return _check(family, rows, "the final observation of environment", step)
 
 
-def _check(family: Family, masks: np.ndarray, n_envs: int, row_name: str, step: int) -> np.ndarray:
+def _check(family: Family, masks: list[Any], row_name: str, step: int) -> np.ndarray:
+    """
+    :param masks: one for each environment
+    """
     try:
-        return family.check_masks(masks, n_envs, row_name)
+        stacked = np.stack(masks)
+    except ValueError as error:
+        rule = "one array for each environment, the components of its action side by side"
+        raise ValueError(f"action_masks must be {rule}, got {masks} at step {step}") from error
+    try:
+        return family.check_masks(stacked, len(masks), row_name)
     except ValueError as error:
         raise ValueError(f"{error} at step {step}") from error
 

@@ -1,5 +1,6 @@
 """Fully connected networks, and how an update runs them in few operations."""
 
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -77,15 +78,13 @@ class _Parts(NamedTuple):
     """of all modules: one may be given a ``forward`` of its own"""
     members: list[dict[str, Any]]
     """the dicts of modules and parameters that anything may be removed from, or added to"""
-    identities: list[int]
-    """of what was in ``members``"""
     held: list[Any]
-    """what was in them, kept so that nothing new gets one of these identities"""
+    """what was in ``members``"""
 
-
-def _identities(members: list[dict[str, Any]]) -> list[int]:
-    """Comparing these takes a tenth of the time of finding layers."""
-    return [id(member) for each in members for member in each.values()]
+    def are_current(self) -> bool:
+        """Whether the same is in ``members`` still: a tenth of the time of finding layers."""
+        present = [member for each in self.members for member in each.values()]
+        return len(present) == len(self.held) and all(map(operator.is_, present, self.held))
 
 
 class Chain:
@@ -115,7 +114,7 @@ class Chain:
 
     def _find_parts(self) -> _Parts:
         parts = self._parts
-        if parts is None or _identities(parts.members) != parts.identities:
+        if parts is None or not parts.are_current():
             parts = self._parts = self._examine()  # in one assignment: other threads may act with the same policy
         return parts
 
@@ -136,7 +135,6 @@ class Chain:
             ],
             attributes=[vars(module) for module in modules],
             members=members,
-            identities=_identities(members),
             held=[member for each in members for member in each.values()],
         )
 

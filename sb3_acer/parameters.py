@@ -88,8 +88,8 @@ class FlatParameters:
 
     def attach(self) -> None:
         """
-        Make the views anew, after something has replaced the parameters' memory: a move to another device, say. Memory
-        that is one vector already stays what it is: ``share_memory`` moves all of it.
+        Make the views anew, after something has replaced the parameters' memory: a move to another device, say.
+        Parameters that lie in one vector already keep their memory, as after ``share_memory``, which moves all of it.
         """
         self._owners: list[tuple[nn.Module, str]] | None = None  # of buffers; a copy's module may not be complete yet
         self._gradients: list[th.Tensor | None] = [None] * len(self.parameters)
@@ -108,14 +108,11 @@ class FlatParameters:
                     self._gradients[index] = self.parameters[index].grad = view
         self._places = [parameter.data_ptr() for parameter in self.parameters]
 
-    def keep_attached(self) -> None:
+    def require_frozen(self) -> None:
         """
-        Make the views anew if something has given parameters other memory: ``weight.data = values``, say.
-
-        :raises ValueError: if a parameter is to be learnt that the optimiser does not have
+        :raises ValueError: if a parameter that was frozen when the module was built, and that the optimiser therefore
+            does not have, is to be learnt
         """
-        if [parameter.data_ptr() for parameter in self.parameters] != self._places:
-            self.attach()
         for parameter, gradient in zip(self.parameters, self._gradients, strict=True):
             if parameter.requires_grad and gradient is None:
                 name = next(name for name, each in self._module.named_parameters() if each is parameter)
@@ -276,7 +273,7 @@ class FlatParameters:
                 gradient.mul_(max_norm / norm)
         return norm
 
-    def average(self, other: "FlatParameters", alpha: float) -> None:
+    def polyak_update(self, other: "FlatParameters", alpha: float) -> None:
         """
         theta <- alpha theta + (1 - alpha) theta', with theta' those of another module of the same layout. Buffers are
         copied: the running means of batch normalisation, say.

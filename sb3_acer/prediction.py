@@ -14,6 +14,7 @@ from stable_baselines3.common.type_aliases import PyTorchObs
 
 from sb3_acer.checks import check_array, check_boolean, require
 from sb3_acer.distributions import Family
+from sb3_acer.sequences import by_key
 
 
 class PredictionInterface(BasePolicy):
@@ -96,7 +97,7 @@ class PredictionInterface(BasePolicy):
         self, obs: PyTorchObs, states: th.Tensor | None, action_masks: Any
     ) -> tuple[th.Tensor, th.Tensor | None]:
         """Recurrent states and masks for some observations."""
-        rows = next(iter(obs.values())) if isinstance(obs, dict) else obs
+        rows = next(iter(by_key(obs).values()))
         n_rows = rows.shape[0]  # len() would be a constant of a trace
         if states is None:
             states = th.zeros((n_rows, self.state_size), device=rows.device)
@@ -166,9 +167,9 @@ class PredictionInterface(BasePolicy):
             super().predict(observation)  # raises SB3's own error, which explains the mistake
             raise ValueError(f"observation must be an array or a dict of arrays, got the tuple {observation!r}")
         observations, vectorized = self._to_tensors(observation)
-        some_rows = next(iter(observations.values())) if isinstance(observations, dict) else observations
-        states = self._states_before(state, episode_start, len(some_rows))
-        masks = self._checked_masks(action_masks, len(some_rows))
+        n_envs = len(next(iter(by_key(observations).values())))
+        states = self._states_before(state, episode_start, n_envs)
+        masks = self._checked_masks(action_masks, n_envs)
         with th.no_grad():
             return *self.step(observations, states, masks), vectorized
 
@@ -196,7 +197,7 @@ class PredictionInterface(BasePolicy):
             raise ValueError(
                 f"observation must be of {self.observation_space}, got {observation!r}: {error}"
             ) from error
-        parts = list(observations.values()) if isinstance(observations, dict) else [observations]
+        parts = by_key(observations).values()
         require(len({part.shape[0] for part in parts}) <= 1, "observation", "of equally many environments", observation)
         for part in parts:
             is_finite = bool(part.float().isfinite().all()) if part.is_floating_point() else not part.is_complex()
@@ -239,7 +240,7 @@ class PredictionInterface(BasePolicy):
         # SB3's distributions look at values, which torch's exporters cannot trace.
         stats, values = self.stats_and_values(obs, *self._given(obs, None, action_masks))
         actions = self._choose(stats, deterministic)
-        log_prob = self.family.log_likelihood(stats, actions)
+        log_prob = self.family.exact_log_prob(stats, actions)
         return actions.squeeze(-1) if self.family.enumerable else actions, values, log_prob
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:

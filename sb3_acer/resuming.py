@@ -441,8 +441,8 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         recorded = ("name_to_value", "name_to_count", "name_to_excluded")  # since the log was last written
         return {
             "counters": [
-                (type(callback).__qualname__, changed_attributes(callback, settings))
-                for callback, settings in zip(callbacks, self._attributes_at_start or [], strict=False)
+                (type(callback).__qualname__, changed_attributes(callback, hashes))
+                for callback, hashes in zip(callbacks, self._attributes_at_start or [], strict=False)
             ],
             "callback_envs": [get_env_state(env) for env in self._callback_envs()],
             "logger": {name: dict(getattr(logger, name)) for name in recorded if logger is not None},

@@ -68,7 +68,7 @@ class Ring:
         """observations after the last step, ``[n_envs, ...]``"""
         self.observations: dict[str, Column | FrameColumn] = {}
         for key, space in observation_spaces.items():
-            self.observe(key, space)
+            self.add_observation_key(key, space)
 
     @property
     def nbytes(self) -> int:
@@ -76,9 +76,9 @@ class Ring:
         columns = *self.steps.values(), *self.observations.values()
         return self.states.nbytes + sum(column.nbytes for column in columns)
 
-    def observe(self, key: str, space: spaces.Space[Any]) -> None:
+    def add_observation_key(self, key: str, space: spaces.Space[Any]) -> None:
         """
-        Give the observations one more part, which is 0 in those that are stored.
+        Add a key to the observations. It is 0 in all that were stored before.
 
         :param key: its key
         :param space: its space

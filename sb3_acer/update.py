@@ -48,7 +48,7 @@ class Update(NamedTuple):
     """
     batch: SequenceBatch
     evaluation: Evaluation
-    average: th.Tensor
+    average_stats: th.Tensor
     """statistics of the average policy, ``[T, B, P]``"""
     ratio: th.Tensor
     """importance ratios rho of the actions taken, ``[T, B]``"""
@@ -90,7 +90,7 @@ def compute_update(
     """
     # One forward pass of policy and critic over all rows, one of the average policy.
     evaluation = policy.evaluate(batch, settings.n_action_samples, rng)
-    average = average_policy.statistics(batch)
+    average_stats = average_policy.statistics(batch)
     with th.inference_mode():  # no backward pass goes through the rest; recording one takes a tenth of an update
         family, c = policy.family, settings.correction_term
         stats, values, q_values = evaluation.stats, evaluation.values, evaluation.q_values
@@ -111,7 +111,7 @@ def compute_update(
         candidate_factors = correction_factors(evaluation.weights, candidate_ratios, candidate_advantages, c)
         g = family.gain_gradient(stats, batch.actions, factor, evaluation.candidates, candidate_factors)
         g = g.add(family.entropy_gradient(stats), alpha=settings.ent_coef)
-        k = family.kl_gradient(average, stats)
+        k = family.kl_gradient(average_stats, stats)
         z = g if settings.delta is None else trust_region(g, k, settings.delta)
 
         # Critic: Q towards Q^ret, and V towards V^target where the critic has a V of its own.
@@ -125,7 +125,7 @@ def compute_update(
             gradients=tuple(gradients),
             batch=batch,
             evaluation=evaluation,
-            average=average,
+            average_stats=average_stats,
             ratio=ratio,
             candidate_ratios=candidate_ratios,
             q_ret=q_ret,
@@ -159,7 +159,7 @@ def metrics(family: Family, update: Update, c: float) -> dict[str, float]:
         "q_loss": 0.5 * critic_gradient(q_values, update.q_ret).square(),
         "correction_loss": -correction,
         "entropy": family.entropy(stats),
-        "kl": family.kl(update.average, stats),
+        "kl": family.kl(update.average_stats, stats),
         "ratio_mean": update.ratio,
         "ratio_truncated": update.ratio > c,
         "trust_region_active": (update.z != update.g).any(-1),

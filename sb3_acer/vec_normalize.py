@@ -8,6 +8,8 @@ import numpy as np
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
 
+from sb3_acer.sequences import by_key
+
 
 def normalize_of_policy(env: VecEnv | None) -> VecNormalize | None:
     """
@@ -95,6 +97,5 @@ def running_statistics(normalize: VecNormalize) -> list[RunningMeanStd]:
     :param normalize: a VecNormalize
     :return: its statistics of observations and of returns
     """
-    of_observations: Any = getattr(normalize, "obs_rms", {})  # missing without norm_obs
-    parts = of_observations.values() if isinstance(of_observations, dict) else [of_observations]
-    return [*parts, normalize.ret_rms]
+    of_observations = by_key(getattr(normalize, "obs_rms", {}))  # missing without norm_obs
+    return [*of_observations.values(), normalize.ret_rms]

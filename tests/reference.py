@@ -355,7 +355,7 @@ class State(NamedTuple):
     candidates: list[th.Tensor]
     weights: list[float]
     candidate_values: list[float]
-    average: th.Tensor
+    average_stats: th.Tensor
     ratio: float
     candidate_ratios: list[float]
 
@@ -506,7 +506,7 @@ def update(
             advantage = (q_ret if enumerable else q_opcs[t]) - value
             stats = state.stats.detach().requires_grad_()
             (g,) = th.autograd.grad(gain(space, stats, state, batch.actions[t, b], advantage, settings), stats)
-            (k,) = th.autograd.grad(kl(space, state.average, stats), stats)
+            (k,) = th.autograd.grad(kl(space, state.average_stats, stats), stats)
             if not learn_std:
                 for gradient in (g, k):
                     gradient.chunk(2)[1].zero_()

@@ -1149,7 +1149,7 @@ def test_every_action_reaches_the_environment_as_an_element_of_its_space(action_
         ({"alpha": -0.1}, r"alpha must be a number in \[0, 1\], got -0.1"),
         ({"rprop_alpha": 2}, r"rprop_alpha must be a number in \[0, 1\], got 2"),
         ({"replay_ratio": -1}, r"replay_ratio must be a number in \[0, 1e\+06\], got -1"),
-        ({"replay_start": -1}, "replay_start must be a finite number of at least 0, got -1"),
+        ({"replay_start": -1}, "replay_start must be an integer of at least 0, got -1"),
         ({"q_coef": -0.5}, r"q_coef must be a number in \[0, 1e\+06\], got -0.5"),
         ({"ent_coef": -0.5}, r"ent_coef must be a number in \[0, 1e\+06\], got -0.5"),
         ({"delta": -1}, "delta must be a number in .0, 1e.30., got -1"),
@@ -2020,7 +2020,7 @@ def test_the_average_policy_starts_from_the_recurrent_state_of_the_behaviour_pol
         states = states * ~ends.unsqueeze(-1)
         expected.append(stats.detach())
     assert (th.stack(expected) - behaviour_of(model, batch)).abs().max() > 1e-3
-    np.testing.assert_allclose(model.update(batch).average, th.stack(expected), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(model.update(batch).average_stats, th.stack(expected), rtol=1e-5, atol=1e-6)
 
 
 @every_recurrent_agent

@@ -1,12 +1,14 @@
 """The benchmarks' tables: what is in them is defined, and README.md shows what they hold."""
 
+import argparse
+import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from benchmarks import experiments, outcome, report, tables
+from benchmarks import experiments, outcome, report, run, tables
 from sb3_acer import ACER
 
 
@@ -52,6 +54,19 @@ def test_an_atari_run_with_a_checkpoint_goes_on_and_others_begin_again(tmp_path:
     experiments.prepare(known["cartpole"], tmp_path)
     assert not list(tmp_path.iterdir())
     assert "--resume" not in experiments.command(known["pong"], 0, tmp_path)
+
+
+def test_a_run_that_is_made_again_does_not_go_on_from_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned = run.Planned(experiments.load_experiments()["pong"], 0)
+    ACER("MlpPolicy", "CartPole-v1", device="cpu").save_checkpoint(tmp_path / "pong" / "0")
+    lines: list[list[str]] = []
+    monkeypatch.setattr(run, "LOGS", tmp_path)
+    monkeypatch.setattr(subprocess, "Popen", lambda line, **_: lines.append(line))
+    for again in (False, True):
+        run.start(planned, argparse.Namespace(again=again, steps=0, device="cpu"))
+    assert ["--resume" in line for line in lines] == [True, False]
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 10, 20])

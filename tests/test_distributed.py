@@ -64,7 +64,7 @@ def test_moments_to_which_nothing_is_added_stay_as_they_are() -> None:
 
 def test_a_process_without_a_group_is_its_only_rank() -> None:
     vector, value = th.tensor([1.0, 2.0]), object()
-    distributed.average([vector])
+    distributed.all_reduce_mean([vector])
     distributed.require_equal({"anything": float("nan")})
     assert (distributed.rank(), distributed.world_size()) == (0, 1)
     assert distributed.gather(value) == [value]
@@ -121,7 +121,7 @@ def by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ranks_agree() -> None:
     def act(rank: int) -> Any:
         vector = th.tensor([rank, 0.1, 1 / (rank + 3)], dtype=th.float64)
-        distributed.average([vector])
+        distributed.all_reduce_mean([vector])
         first: dict[str, Any] = distributed.from_first(
             {"tensor": th.full((2,), rank), "rng": np.random.default_rng(rank)}
         )
@@ -147,7 +147,7 @@ def test_vectors_of_any_layout_are_averaged() -> None:
             (th.arange(16.0).view(1, 2, 2, 4) * rank).to(memory_format=th.channels_last),
             (th.arange(6.0) * rank)[::2],
         ]
-        distributed.average(vectors)
+        distributed.all_reduce_mean(vectors)
         return [vector.tolist() for vector in vectors]
 
     images = th.arange(16.0).view(1, 2, 2, 4).tolist()
@@ -178,7 +178,7 @@ def test_a_rank_that_is_killed_is_named_by_all_others(lost: int) -> None:
         if rank == lost:
             os.kill(os.getpid(), signal.SIGKILL)
         for _ in range(3):
-            distributed.average([th.zeros(1000)])
+            distributed.all_reduce_mean([th.zeros(1000)])
 
     for rank, result in enumerate(on_ranks(act, 4)):
         if rank == lost:
@@ -198,7 +198,7 @@ def test_a_rank_that_is_killed_on_another_machine_is_named_with_that_machine(mon
         if rank == 2:
             os.kill(os.getpid(), signal.SIGKILL)
         for _ in range(3):
-            distributed.average([th.zeros(1000)])
+            distributed.all_reduce_mean([th.zeros(1000)])
 
     for result in on_ranks(act, 3)[:2]:
         assert "training stops: a rank on another machine has ended, one of 2 on machine2" in str(result)

@@ -463,7 +463,7 @@ def test_what_is_computed_of_a_state_is_the_same_whatever_the_leading_axes(
     log_std = normal(rng, family.n_log_std) if family.n_log_std else None
     cases: list[tuple[Callable[..., th.Tensor], tuple[th.Tensor, ...]]] = [
         (lambda rows: family.statistics(rows, log_std), (outputs,)),
-        (family.log_likelihood, (stats, actions)),
+        (family.exact_log_prob, (stats, actions)),
         (family.entropy, (stats,)),
         (family.entropy_gradient, (stats,)),
         (family.kl, (stats, other)),

@@ -193,7 +193,7 @@ def test_an_update_is_that_of_the_smaller_problems_without_the_masked_actions(
         alone = compute_update(small, small_average, part, settings, source)
         for name in ("ratio", "q_ret", "advantage"):
             close(getattr(update, name)[:, sequence], getattr(alone, name)[:, 0])
-        for name in ("g", "k", "z", "average"):
+        for name in ("g", "k", "z", "average_stats"):
             close(getattr(update, name)[:, sequence][..., valid], getattr(alone, name)[:, 0])
         close(update.evaluation.next_values[:, sequence], alone.evaluation.next_values[:, 0])
         for name, gradient in gradients(small, alone).items():
@@ -663,6 +663,17 @@ def test_demonstrations_are_recorded_cloned_and_replayed_with_their_masks(
     agent.learn(60)
 
 
+def test_recorded_final_masks_have_a_number_for_each_action() -> None:
+    class Odd(Doors):
+        def step(self, action: Any) -> Any:
+            *rest, info = super().step(action)
+            return *rest, {**info, "action_masks": [True]}
+
+    env = Foreign(DummyVecEnv([Odd]))
+    with pytest.raises(ValueError, match=r"action_masks must be of 5 actions at a final observation too, got .*True"):
+        generate_expert_traj(make_agent(doors(1)), env=env, n_episodes=1)
+
+
 def test_demonstrated_actions_that_their_masks_exclude_are_an_error() -> None:
     agent = make_agent(doors(1))
     arrays = generate_expert_traj(agent, n_episodes=2)
@@ -700,13 +711,13 @@ def test_predictions_and_probabilities_are_those_of_valid_actions_alone(action_s
     sampled = distribution.sample()
     values, log_prob, entropy = agent.policy.evaluate_actions(tensors, sampled, action_masks=masks)
     components = sampled.reshape(N_STATES, -1).long()
-    close(log_prob, family.log_likelihood(stats, components), 1e-5)
+    close(log_prob, family.exact_log_prob(stats, components), 1e-5)
     close(th.as_tensor(entropy), family.entropy(stats), 1e-4)
     close(values, agent.policy.predict_values(tensors, action_masks=masks))
     for deterministic in (True, False):
         chosen, given, log_prob = agent.policy(tensors, deterministic, masks)
         assert log_prob.isfinite().all()
-        close(log_prob, family.log_likelihood(stats, chosen.reshape(N_STATES, -1)), 1e-5)
+        close(log_prob, family.exact_log_prob(stats, chosen.reshape(N_STATES, -1)), 1e-5)
         close(given, values)
 
 
@@ -769,6 +780,21 @@ def test_final_masks_are_those_of_truncated_episodes() -> None:
     infos.append({"TimeLimit.truncated": True})  # all actions are valid
     masks = following_masks(np.tile([True, False], (4, 1)), infos, family, 1)
     assert masks.tolist() == [[True, False], [True, False], [False, True], [True, True]]
+
+
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        ([True], "be one array for each environment, .* at step 7"),
+        ([True, False, True], "be one array for each environment, .* at step 7"),
+        ([np.nan, 1], "not be NaN, got .* at step 7"),
+        ([False, False], "leave .* valid, got none for the final observation of environment 1 at step 7"),
+    ],
+)
+def test_final_masks_that_do_not_fit_are_errors(mask: list[Any], message: str) -> None:
+    infos = [{}, {"TimeLimit.truncated": True, "action_masks": np.array(mask)}]
+    with pytest.raises(ValueError, match=f"(?s)action_masks must {message}"):
+        following_masks(np.ones((2, 2), bool), infos, make_family(spaces.Discrete(2)), 7)
 
 
 def test_an_environment_is_not_asked_for_the_mask_of_a_terminal_state_where_time_is_up_as_well() -> None:

@@ -258,7 +258,7 @@ def test_the_average_moves_by_one_minus_alpha_and_has_no_gradients() -> None:
     with th.no_grad():
         for parameter in holder.parameters():
             parameter.add_(1)
-    theirs.average(own, 0.75)
+    theirs.polyak_update(own, 0.75)
     for was, now in zip(before, average.parameters(), strict=True):
         th.testing.assert_close(now, was + 0.25)
 
@@ -408,7 +408,7 @@ def test_a_buffer_that_a_module_assigns_anew_is_copied_to_the_average() -> None:
     average, current = FlatParameters(ours), FlatParameters(theirs)
     for value in (2.0, 5.0):
         theirs.running_mean = th.full((3,), value)
-        average.average(current, 0.5)
+        average.polyak_update(current, 0.5)
         assert ours.running_mean is not None
         assert ours.running_mean.tolist() == [value] * 3
 
@@ -542,14 +542,14 @@ def test_an_average_whose_memory_was_replaced_moves() -> None:
     flat, of_average = FlatParameters(network), FlatParameters(average)
     of_average.without_gradients()
     average.weight.data = th.zeros(2, 2)
-    of_average.average(flat, 0.5)
+    of_average.polyak_update(flat, 0.5)
     th.testing.assert_close(average.weight, 0.5 * network.weight.detach())
 
 
 def test_an_average_may_be_of_another_precision() -> None:
     average, network = nn.Linear(2, 2), nn.Linear(2, 2).double()
     before = average.weight.detach().clone()
-    FlatParameters(average).average(FlatParameters(network), 0.75)
+    FlatParameters(average).polyak_update(FlatParameters(network), 0.75)
     th.testing.assert_close(average.weight.detach(), 0.75 * before + 0.25 * network.weight.detach().float())
 
 
@@ -581,7 +581,7 @@ def test_one_parameter_whose_memory_was_replaced_is_attached_again() -> None:
     network = nn.Linear(2, 2)
     flat = FlatParameters(network)
     network.weight.data = th.ones(2, 2)
-    flat.keep_attached()
+    flat.polyak_update(FlatParameters(nn.Linear(2, 2)), 1.0)
     assert (network.weight == 1).all()
     flat.vectors[0].data.zero_()
     assert not network.weight.any()
@@ -590,7 +590,7 @@ def test_one_parameter_whose_memory_was_replaced_is_attached_again() -> None:
 def test_a_buffer_of_another_shape_is_copied_and_not_shared() -> None:
     ours, theirs = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
     theirs.running_mean = th.zeros(4)
-    FlatParameters(ours).average(FlatParameters(theirs), 0.5)
+    FlatParameters(ours).polyak_update(FlatParameters(theirs), 0.5)
     theirs.running_mean.add_(1)
     assert ours.running_mean is not None
     assert ours.running_mean.tolist() == [0.0] * 4

@@ -161,7 +161,7 @@ def assert_is_the_written_out_update(problem: Problem) -> tuple[Update, referenc
     close(update.evaluation.q_values, expected.of_states("q_value"), TOLERANCE)
     goes_on = ~batch.terminated
     close(update.evaluation.next_values[goes_on], expected.of_states("next_value")[goes_on], TOLERANCE)
-    for name in ("average", "ratio", "candidate_ratios"):
+    for name in ("average_stats", "ratio", "candidate_ratios"):
         close(getattr(update, name), expected.of_states(name), TOLERANCE)
     for name in ("q_ret", "advantage", "candidate_advantages", "g", "k", "z"):
         close(getattr(update, name), getattr(expected, name), TOLERANCE)
@@ -170,7 +170,7 @@ def assert_is_the_written_out_update(problem: Problem) -> tuple[Update, referenc
     outputs = (update.evaluation.stats, update.evaluation.q_values, update.evaluation.values)
     n_outputs = 2 if policy.family.enumerable else 3
     assert [each.shape for each in update.gradients] == [output.shape for output in outputs[:n_outputs]]
-    constants = [*update.gradients, update.average, update.ratio, update.candidate_ratios, update.q_ret]
+    constants = [*update.gradients, update.average_stats, update.ratio, update.candidate_ratios, update.q_ret]
     constants += [update.advantage, update.candidate_advantages, update.g, update.k, update.z]
     assert not any(constant.requires_grad for constant in constants)
     learnt = {name: parameter for name, parameter in policy.named_parameters() if parameter.requires_grad}
@@ -421,7 +421,7 @@ def metrics_by_loops(problem: Problem, update: Update) -> dict[str, float]:
             sums["q_loss"] += (written_out.q_ret[t, b].item() - state.q_value.item()) ** 2 / 2
             sums["correction_loss"] -= correction
             sums["entropy"] += reference.entropy(space, stats).item()
-            sums["kl"] += reference.kl(space, state.average, stats).item()
+            sums["kl"] += reference.kl(space, state.average_stats, stats).item()
             sums["ratio_mean"] += state.ratio
             sums["ratio_truncated"] += float(state.ratio > c)
             sums["trust_region_active"] += float(not th.equal(g, z))

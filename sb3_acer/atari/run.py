@@ -97,7 +97,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--logdir", default="", help="output folder; logs/run-atari/ENV_SEED if it is empty")
     parser.add_argument("--resume", action="store_true", help="continue from the output folder's newest checkpoint")
-    parser.add_argument("--save-freq", type=whole, default=500_000, help="environment steps between checkpoints")
+    parser.add_argument("--checkpoint-freq", type=whole, default=500_000, help="environment steps between checkpoints")
     parser.add_argument(
         "--log-interval",
         type=interval,
@@ -176,7 +176,7 @@ def main(arguments: list[str]) -> None:
     """
     options, folder = parse(arguments)
     try:
-        check_integer("--save-freq", options.save_freq)
+        check_integer("--checkpoint-freq", options.checkpoint_freq)
         check_integer("--num-timesteps", options.num_timesteps)
         env = make_atari_vec_env(options.env, options.n_envs, options.seed)
         model = make_agent(options, env)
@@ -193,7 +193,7 @@ def main(arguments: list[str]) -> None:
                 options.log_interval,
                 progress_bar=sys.stdout.isatty() and all(find_spec(name) for name in ("tqdm", "rich")),
                 checkpoint=folder,
-                checkpoint_freq=options.save_freq,
+                checkpoint_freq=options.checkpoint_freq,
             )
     except Exception as error:
         if isinstance(error, ValueError) and run.start is None:  # the checkpoint was refused: nothing has changed

@@ -33,7 +33,7 @@ from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, unwrap_vec_normalize
 
 from sb3_acer.arguments import make_env
-from sb3_acer.checks import check_array, check_integer, require
+from sb3_acer.checks import check_array, check_integer, check_whole, require
 from sb3_acer.extras import how_to_install
 from sb3_acer.masks import KEY, has_masks
 from sb3_acer.storage import replacing
@@ -54,7 +54,7 @@ def generate_expert_traj(
 ) -> dict[str, np.ndarray]:
     """
     Record trajectories of an expert. Observations and rewards are recorded without normalisation, even if the
-    environment has a VecNormalize wrapper.
+    environment has a VecNormalize wrapper, whose statistics do not change.
 
     :param model: an agent of SB3, which acts stochastically; or a function from the environment's observation to an
         action, of a vectorised environment from the observations of all environments to an action for each
@@ -74,7 +74,7 @@ def generate_expert_traj(
     if env is None:
         raise ValueError("env must be given if the model has none, got None")
     env = make_env(env, verbose=0) if isinstance(env, str) else env
-    n_episodes, n_timesteps = check_integer("n_episodes", n_episodes), check_integer("n_timesteps", n_timesteps, 0)
+    n_episodes, n_timesteps = check_integer("n_episodes", n_episodes), check_whole("n_timesteps", n_timesteps)
     require(save_path is None or isinstance(save_path, (str, Path)), "save_path", "a path, or None", save_path)
     require(isinstance(image_folder, (str, Path)), "image_folder", "a path", image_folder)
     require(isinstance(getattr(env, "action_space", None), spaces.Space), "env", "an environment", env)
@@ -85,13 +85,19 @@ def generate_expert_traj(
     if save_path is not None and is_image_space(env.observation_space, check_channels=True):
         keep = _image_writer(Path(save_path).parent, Path(image_folder))
     columns: dict[str, list[Any]] = defaultdict(list)
+    normalize = unwrap_vec_normalize(env) if isinstance(env, VecEnv) else None
+    was_training = normalize is not None and normalize.training
     try:
+        if normalize is not None:
+            normalize.training = False  # the expert's steps are none of the agent's
         for step in _play(model, env, keep):
             for key, value in step.items():
                 columns[key].append(value)
             if len(columns["final_obs"]) == n_episodes:
                 break
     finally:
+        if normalize is not None:
+            normalize.training = was_training
         if isinstance(model, BaseAlgorithm) and _is_in(env, model.get_env()):
             model._last_obs = None  # the environment has moved on: the agent's next rollout has to reset it
     arrays = _arrays(columns)
@@ -147,8 +153,10 @@ def _play(
             require(0 in finals, "env", "one whose infos have terminal_observation where an episode ends", infos[0])
             step |= {"final_obs": keep(finals[0]), "truncated": infos[0].get("TimeLimit.truncated", False)}
             if masks is not None:
-                known = np.asarray(infos[0].get(KEY, True), bool)
-                step["final_action_masks"] = np.broadcast_to(known, masks[0].shape)
+                final_masks = np.asarray(infos[0].get(KEY, np.ones_like(masks[0])))
+                rule = f"of {masks[0].size} actions at a final observation too"
+                require(final_masks.size == masks[0].size, KEY, rule, final_masks)
+                step["final_action_masks"] = final_masks.reshape(masks[0].shape)
         yield step
 
 

@@ -300,15 +300,8 @@ def main(arguments: list[str]) -> None:
     except (ValueError, OSError, ImportError) as error:
         sys.exit(f"sb3-acer export: {error}")
     if options.vec_normalize is None:
-        for statistics in options.agent.parent.glob("*/vecnormalize.pkl"):  # in a run's folder
-            try:
-                is_normalised = pickle.loads(statistics.read_bytes()).norm_obs
-            except Exception:  # a damaged file, which nobody has named
-                continue
-            if is_normalised:
-                print(
-                    f"It takes normalised observations: for those of the environment add --vec-normalize {statistics}"
-                )
+        for statistics in options.agent.parent.glob("*/vecnormalize.pkl"):  # of a run; not read, since it is a pickle
+            print(f"If the agent learnt from normalised observations, add --vec-normalize {statistics}")
     print(f"{type(model.policy).__name__} for {model.observation_space} and {model.action_space}: {path}")
 
 

@@ -7,7 +7,6 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch as th
-from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Image
 from stable_baselines3.common.preprocessing import is_image_space
@@ -18,8 +17,10 @@ from sb3_acer.checks import check_array, check_boolean, check_parameters, requir
 from sb3_acer.demonstrations.cloning import behaviour_cloning
 from sb3_acer.demonstrations.dataset import ExpertDataset
 from sb3_acer.distributed import world_size
+from sb3_acer.frames import find_frame_stack
 from sb3_acer.policies import ACERPolicy
 from sb3_acer.resuming import ResumableAlgorithm
+from sb3_acer.sequences import by_key, spaces_by_key
 from sb3_acer.update import Update
 
 _ALL_BUT_TENSORBOARD = ("stdout", "log", "json", "csv")
@@ -29,8 +30,8 @@ SelfInterface = TypeVar("SelfInterface", bound="StableBaselinesInterface")
 
 class OldNames:
     """
-    Wraps a callback, which then finds the local variables of stable-baselines in its ``locals`` too, and those of SB3
-    as the user knows them.
+    Wraps a callback and adds the local variables of stable-baselines to its ``locals``. ``locals["callback"]`` is the
+    user's callback, not this wrapper.
 
     :param callback: the callback
     :param old_locals: returns further local variables, given those of the rollout
@@ -133,7 +134,7 @@ class StableBaselinesInterface(ResumableAlgorithm):
         taken = th.from_numpy(family.from_env(actions)).to(self.device)
         if len(taken) not in (1, len(stats)):
             raise ValueError(f"actions must be one, or as many as observations, {len(stats)}, got {len(taken)}")
-        log_likelihood = family.log_likelihood(stats, taken).unsqueeze(-1)
+        log_likelihood = family.exact_log_prob(stats, taken).unsqueeze(-1)
         probability = (log_likelihood if logp else log_likelihood.exp()).cpu().numpy()
         return probability if vectorized else probability[0]
 
@@ -156,13 +157,13 @@ class StableBaselinesInterface(ResumableAlgorithm):
             "action_probabilities": update.evaluation.stats.detach(),
             "learning_rate": th.tensor(self.policy.optimizer.param_groups[0]["lr"]),
         }
-        observations, space = update.batch.observations, self.observation_space
-        parts: dict[str, tuple[Any, Any]] = {"observations": (observations, space)}
-        if isinstance(observations, dict) and isinstance(space, spaces.Dict):
-            parts = {f"observations/{key}": (rows, space[key]) for key, rows in observations.items()}
-        for name, (rows, part) in parts.items():
-            if is_image_space(part):
-                newest = rows[0, 0] if rows.shape[2] in (1, 3) else rows[0, 0, -1:]  # the newest frame of a stack
+        of_keys = spaces_by_key(self.observation_space)
+        n_frames = 1 if self.env is None else find_frame_stack(self.env)
+        for key, rows in by_key(update.batch.observations).items():
+            name = f"observations/{key}" if key else "observations"
+            if is_image_space(of_keys[key]):
+                n_channels = rows.shape[2] // n_frames
+                newest = rows[0, 0, -n_channels if n_channels in (1, 3) else -1 :]  # the newest frame, or a part of it
                 self.logger.record(f"images/{name}", Image(newest.cpu(), "CHW"), exclude=_ALL_BUT_TENSORBOARD)
             else:
                 distributions[name] = rows.float()

@@ -32,6 +32,7 @@ from huggingface_sb3 import EnvironmentName
 from rl_zoo3.utils import ALGOS, create_test_env, get_model_path, get_trained_models
 from stable_baselines3.common import callbacks
 
+from sb3_acer.__main__ import SUMMARIES
 from sb3_acer.checks import require
 from sb3_acer.distributed import RankError, from_first, rank, torchrun_group, world_size
 from sb3_acer.hyperparams import ENTRIES_FILE
@@ -179,8 +180,7 @@ def call(program: Sequence[str], gym_packages: Sequence[str] = (), **kwargs: Any
 
 
 def train(arguments: list[str]) -> None:
-    """train an agent, evaluate it and plot its learning curve (without arguments: on CartPole-v1)
-
+    """
     Besides the arguments of rl-zoo there are two for ACER. --checkpoint-freq N saves all of training every N steps and
     when it ends, in the folder of the run. --resume continues the newest run of the environment that has such a
     checkpoint, and --resume 3 that in ENV_3, to the bit as if it had not been interrupted, with that run's arguments.
@@ -267,8 +267,7 @@ def run_training(name: str, arguments: list[str], n_runs: int = 1) -> None:
 
 
 def tune(arguments: list[str]) -> None:
-    """search for hyperparameters, on one machine or several
-
+    """
     The arguments are those of train, and --n-runs. Some have other defaults than the list below says: --n-trials 100,
     --n-startup-trials 20, --n-evaluations 5, --eval-episodes 20, --n-eval-envs 5, --num-threads 1.
 
@@ -335,7 +334,6 @@ def without_search(arguments: list[str]) -> list[str]:
 
 
 def enjoy(arguments: list[str]) -> None:
-    """watch a saved agent, or record a video of it if there is no screen"""
     check_play("enjoy", arguments)
     algorithms = Algorithms(ALGOS, watchable_env)
     replaced: dict[str, Any] = {"ALGOS": algorithms, "create_test_env": algorithms.create_env}
@@ -345,7 +343,6 @@ def enjoy(arguments: list[str]) -> None:
 
 
 def record_video(arguments: list[str]) -> None:
-    """record a video of a saved agent"""
     run_module("record-video", SAVED_AGENT, arguments)
 
 
@@ -381,7 +378,6 @@ def run_to_record(arguments: list[str]) -> list[str]:
 
 
 def record_training(arguments: list[str]) -> None:
-    """record a video of an agent's progress: its checkpoints (train --save-freq) one after another"""
     with ffmpeg_on_path() as found:
         if not found:
             sys.exit("sb3-acer record-training: ffmpeg is needed to join the videos: install ffmpeg")
@@ -389,20 +385,17 @@ def record_training(arguments: list[str]) -> None:
 
 
 def benchmark(arguments: list[str]) -> None:
-    """evaluate all saved agents in --log-dir (not those of the hub) and write a table"""
     folder = value_of(arguments, "--log-dir", default=LOG_FOLDER)
     defaults = ["--no-hub", "--log-dir", folder, "--benchmark-dir", f"{folder}/benchmark"]
     run_module("benchmark", defaults, arguments)
 
 
 def push_to_hub(arguments: list[str]) -> None:
-    """upload a saved agent to the Hugging Face hub, with a model card and a video"""
     with ffmpeg_on_path():
         run_module("push-to-hub", SAVED_AGENT, arguments)
 
 
 def zoo_path(arguments: list[str]) -> None:
-    """print a folder for PYTHONPATH, with which rl-zoo's own commands know --algo acer"""
     print(ZOO_PATH)
 
 
@@ -427,7 +420,8 @@ def main(arguments: list[str]) -> None:
     """
     name, *rest = arguments
     if asks_for_help(rest):
-        print(inspect.getdoc(COMMANDS[name]), end="\n\n")
+        details = inspect.getdoc(COMMANDS[name])
+        print(SUMMARIES[name], *([details] if details else []), sep="\n\n", end="\n\n")
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # for --gym-packages, as python -m has it
     register()

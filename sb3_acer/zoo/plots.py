@@ -27,7 +27,6 @@ SAVED_LOGS = ["-a", "acer", "-e", "CartPole-v1", "-f", LOG_FOLDER]
 
 
 def plot_train(arguments: list[str]) -> None:
-    """plot the reward, length or success rate of the training episodes"""
     from rl_zoo3.plots import plot_train
 
     runs, given = runs_to_plot("plot-train", arguments, "*.monitor.csv")
@@ -84,7 +83,6 @@ def read_of(name: str, path: Path, read: Callable[[str], Any]) -> Any:
 
 
 def all_plots(arguments: list[str]) -> None:
-    """plot the evaluations made during training, of one or more agents, and print a table"""
     from rl_zoo3.plots import all_plots
 
     runs, given = runs_to_plot("all-plots", arguments, "evaluations.npz")
@@ -97,7 +95,6 @@ def all_plots(arguments: list[str]) -> None:
 
 
 def plot_from_file(arguments: list[str]) -> None:
-    """plot what all-plots has saved with --output, for at least two runs of each agent"""
     from rl_zoo3.plots import plot_from_file
 
     others = [argument for argument in arguments if argument != "-iqm"]  # which would be read as -i qm

@@ -23,7 +23,7 @@ from tests.helpers import in_a_fork
 
 pytestmark = pytest.mark.filterwarnings("ignore:replay will never start")
 SHORT: tuple[str, ...] = ("--env=PongNoFrameskip-v4", "--num-timesteps=160", "--n-envs=2", "--buffer-size=60")
-SHORT += ("--save-freq=80", "--log-interval=1", "--device=cpu")
+SHORT += ("--checkpoint-freq=80", "--log-interval=1", "--device=cpu")
 
 
 @cache

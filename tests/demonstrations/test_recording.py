@@ -19,6 +19,7 @@ from sb3_acer.demonstrations import cloning, dataset, recording
 from sb3_acer.demonstrations.cloning import behaviour_cloning
 from sb3_acer.demonstrations.dataset import ExpertDataset
 from sb3_acer.demonstrations.recording import generate_expert_traj
+from sb3_acer.vec_normalize import running_statistics
 from tests.demonstrations.conftest import SPACES, Shows, an_agent, old_arrays, quiet, save
 from tests.helpers import Constant, Integers, Recorder
 
@@ -58,6 +59,15 @@ def test_observations_rewards_and_ends_are_the_environments_own_where_the_expert
     np.testing.assert_array_equal(arrays["episode_returns"], [10, 26])
     np.testing.assert_array_equal(np.flatnonzero(arrays["episode_starts"]), [0, 4])
     np.testing.assert_array_equal(arrays["final_obs"], [(4, 4), (4, 8)])
+
+
+def test_recording_leaves_the_statistics_of_vec_normalize_as_they_are() -> None:
+    env = VecNormalize(make_vec_env(lambda: Recorder(length=4), 1))
+    agent = an_agent(env)
+    before = [(each.mean, each.count) for each in running_statistics(env)]
+    generate_expert_traj(agent, n_episodes=2)
+    np.testing.assert_equal([(each.mean, each.count) for each in running_statistics(env)], before)
+    assert env.training
 
 
 def test_final_observations_are_recorded_as_they_were_before_vec_normalize_clipped_them() -> None:

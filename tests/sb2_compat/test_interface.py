@@ -2,16 +2,18 @@
 
 import itertools
 from copy import deepcopy
+from io import BytesIO
 from typing import Any
 
 import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
+from PIL import Image
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.envs import FakeImageEnv
-from stable_baselines3.common.vec_env import DummyVecEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecFrameStack
 
 from sb3_acer import ACER
 from tests.helpers import Recorder
@@ -235,16 +237,19 @@ def test_a_model_can_be_set_up_later() -> None:
     assert model.num_timesteps == 20
 
 
-@pytest.mark.parametrize("n_channels", [1, 4])
-def test_full_tensorboard_log_shows_images(n_channels: int) -> None:
+@pytest.mark.parametrize(("n_channels", "n_stack"), [(1, 1), (1, 4), (3, 1), (3, 2), (4, 1)])
+def test_full_tensorboard_log_shows_the_newest_image(n_channels: int, n_stack: int) -> None:
     event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    env = DummyVecEnv([lambda: FakeImageEnv(screen_height=40, screen_width=36, n_channels=n_channels)])
+    env: VecEnv = DummyVecEnv([lambda: FakeImageEnv(screen_height=40, screen_width=36, n_channels=n_channels)])
+    env = VecFrameStack(env, n_stack) if n_stack > 1 else env
     model = ACER("CnnPolicy", env, n_steps=5, replay_ratio=0, full_tensorboard_log=True, tensorboard_log="log", seed=0)
     model.learn(10, log_interval=1, tb_log_name="run")
     events = event_accumulator.EventAccumulator("log/run_1").Reload()
     images = events.Images("images/observations")
     assert [image.step for image in images] == [5, 10]
     assert (images[0].height, images[0].width) == (40, 36)
+    red, _, blue = np.moveaxis(np.asarray(Image.open(BytesIO(images[0].encoded_image_string))), -1, 0)
+    assert (red != blue).any() == (n_channels == 3)
     assert "histograms/observations" not in events.Tags()["histograms"]
 
 
