@@ -53,16 +53,19 @@ def current_masks(env: VecEnv, family: Family, step: int) -> np.ndarray:
     return _check(family, env.env_method(EXPECTED_METHOD_NAME), "environment", step)
 
 
-def following_masks(masks: np.ndarray, infos: list[dict[str, Any]], family: Family, step: int) -> np.ndarray:
+def following_masks(
+    masks: np.ndarray, dones: np.ndarray, infos: list[dict[str, Any]], family: Family, step: int
+) -> np.ndarray:
     """
     :param masks: :func:`current_masks` after a step, ``[n_envs, P]``
+    :param dones: whether the step ended an episode, ``[n_envs]``
     :param infos: of the step
     :param family: the family of the actions
     :param step: number of the present step, for messages
     :return: the masks of the observations that followed the step, which are final ones where it truncated an episode
     :raises ValueError: see :func:`current_masks`
     """
-    truncated = [env for env, info in enumerate(infos) if info.get("TimeLimit.truncated", False)]
+    truncated = [env for env in np.flatnonzero(dones) if infos[env].get("TimeLimit.truncated", False)]
     if not truncated:
         return masks
     rows = list(masks)

@@ -96,9 +96,9 @@ class RolloutAlgorithm(SavingAlgorithm):
         self._notice_other_resets()
         if len(self._states) != self.n_envs:  # loaded with another number of environments
             self._last_obs = None
-        self._finite_env = FiniteVecEnv(self.env, lambda: self.num_timesteps)
         resets = reset_num_timesteps or self._last_obs is None
         with dead_workers_named(self.env), self._reset_next_after_an_error(), kept_if_refused(self._vec_normalize_env):
+            self._finite_env = FiniteVecEnv(self.env, lambda: self.num_timesteps)
             prepared = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
             self._finite_env.mark_resets()
             if resets:
@@ -230,7 +230,7 @@ class RolloutAlgorithm(SavingAlgorithm):
             assert self.env is not None
             family, step = self.policy.family, self.num_timesteps
             masks = current_masks(self.env, family, step)
-            acted.update(masks=self._masks, next_masks=following_masks(masks, infos, family, step))
+            acted.update(masks=self._masks, next_masks=following_masks(masks, dones, infos, family, step))
         self.replay_buffer.add(obs, next_obs, buffer_action, reward, dones, infos, **acted)
         self._last_obs, self._masks = deepcopy(new_obs), masks  # a copy: environments may fill the same array again
         if self.policy.state_size:

@@ -223,6 +223,12 @@ def test_a_time_limit_is_a_terminal_state_only_if_the_buffer_is_told_so(handled:
     assert len(batch.final_steps) == handled
 
 
+@with_and_without_recurrence
+def test_the_average_policy_begins_as_the_policy(recurrence: dict[str, Any]) -> None:
+    model = small(**recurrence)
+    assert th.equal(flat_average(model), flat(model))
+
+
 # When
 
 
@@ -471,6 +477,40 @@ def test_a_rollout_that_ends_where_a_callback_stops_is_one_for_callbacks_too() -
         callback = Counts(step)
         small(n_steps=5, replay_ratio=0).learn(100, callback)
         assert callback.n_rollouts == 2
+
+
+def test_the_action_of_the_step_where_a_callback_stops_is_stored_as_sampled() -> None:
+    space = spaces.Box(-0.01, 0.01, (2,))
+    model = small(Recorder(space), replay_ratio=0).learn(1000, StopAt(5))
+    actions = model.replay_buffer.latest().actions
+    assert model.replay_buffer.size() == 5
+    assert (actions.abs() > 0.01).any(-1).all()  # the environment got them clipped
+
+
+def test_rewards_are_stored_raw_where_wrappers_change_what_vec_normalize_made() -> None:
+    model = small(VecFrameStack(VecNormalize(make_vec_env(Recorder, n_envs=2)), 3)).learn(100)
+    np.testing.assert_array_equal(model.replay_buffer.latest().rewards[:, 0].numpy(), [46, 47, 48, 49, 50])
+
+
+def test_the_row_after_a_rollout_is_each_environments_own_where_another_ones_episode_ends() -> None:
+    env = DummyVecEnv([lambda: Recorder(length=3), lambda: Recorder(length=5)])
+    model = small(env, n_steps=5).learn(10)  # ends with the second one's episode, after the first one's has ended
+    observations = th.as_tensor(model.replay_buffer.latest().observations)
+    assert observations[-1, 0].tolist() == [2, 5]
+
+
+def test_all_episodes_that_end_at_the_step_where_a_callback_stops_are_counted() -> None:
+    model = small(make_vec_env(Recorder, 2), replay_ratio=0).learn(1000, StopAt(7))
+    assert model._episode_num == 2
+
+
+def test_a_call_that_a_callback_stops_logs_its_end_where_an_earlier_one_did_too() -> None:
+    model = small()
+    model.learn(10, log_interval=1)
+    written: list[int] = []
+    model.dump_logs = lambda: written.append(model.num_timesteps)  # type: ignore[method-assign]
+    model.learn(1000, StopAt(10), log_interval=100)
+    assert written == [10]
 
 
 # What is kept
@@ -1132,6 +1172,19 @@ def test_every_action_reaches_the_environment_as_an_element_of_its_space(action_
     assert all(action_space.contains(action) for action in env.actions)
     assert action_space.contains(model.predict(np.zeros(2))[0])
     assert flat(model).isfinite().all()
+
+
+def test_a_seed_that_is_given_to_load_begins_the_draws_anew(tmp_path: Path) -> None:
+    small(seed=0).learn(20).save(tmp_path / "agent")
+
+    def draws(agent: ACER) -> list[float]:
+        return [rng.random() for rng in agent._rngs]
+
+    each: list[dict[str, Any]] = [{}, {"seed": 5}, {"seed": 6}]
+    loaded = [draws(ACER.load(tmp_path / "agent", device="cpu", **given)) for given in each]
+    assert loaded[1] == draws(small(seed=5))
+    assert not {*loaded[0]} & {*loaded[1]}
+    assert not {*loaded[1]} & {*loaded[2]}
 
 
 # What a user is told
@@ -2382,6 +2435,19 @@ def test_recurrent_policies_act_in_every_action_space(policy: str, action_space:
     model = small(env, policy, policy_kwargs=LSTM_KWARGS, replay_ratio=1).learn(30)
     assert all(action_space.contains(action) for action in env.actions)
     assert flat(model).isfinite().all()
+
+
+def test_an_agent_keeps_its_memory_where_a_finished_rollout_was_truncated() -> None:
+    """The next rollout begins with the recurrent state, so that episodes go on as the environments do."""
+    model = recurrent_agent(short_episodes(), "MlpLstmPolicy", **FROZEN)
+    model.learn(1000, StopAt(2 * model.n_steps))
+    assert model.replay_buffer.step == 0
+    states = model._states.copy()
+    assert (states != 0).any()
+    model.replay_buffer.end_episodes()  # as load_replay_buffer does
+    watch = Watch()
+    model.learn(30, watch, reset_num_timesteps=False)
+    np.testing.assert_array_equal(watch.steps[0][1], states)
 
 
 # It learns

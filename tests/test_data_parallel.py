@@ -21,7 +21,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import KVWriter, Logger
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.torch_layers import FlattenExtractor
-from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecEnvWrapper, VecNormalize
 
 from sb3_acer import ACER, checkpoint
 from sb3_acer.checkpoint import find_checkpoint
@@ -488,7 +488,7 @@ def sequences(model: ACER) -> set[bytes]:
     return {each[:, env].numpy().tobytes() for each in behaviour for env in range(2)}
 
 
-@pytest.mark.parametrize("n_ranks", [1, 3])
+@pytest.mark.parametrize("n_ranks", [1, 3, 4])
 def test_training_continues_on_another_number_of_ranks(n_ranks: int, tmp_path: Path) -> None:
     def save(rank: int) -> Any:
         return sequences(checkpointed(tmp_path, 320))
@@ -516,7 +516,7 @@ def test_training_continues_on_another_number_of_ranks(n_ranks: int, tmp_path: P
     assert len(set(schedules)) == 1
     assert len({draw for each in draws for draw in each}) == 3 * n_ranks
     for each in results:
-        assert each[2] == (640 if n_ranks == 1 else 656)
+        assert each[2] == (656 if n_ranks == 3 else 640)  # whole rollouts
         require_same(each[3], results[0][3])
         assert each[4] == results[0][4]
     assert len(np.unique(np.concatenate([each[5] for each in results]), axis=0)) == 2 * n_ranks  # episodes of their own
@@ -602,3 +602,81 @@ def test_after_an_interrupted_exchange_training_does_not_go_on(
         return True
 
     assert on_ranks(act) == [True, True]
+
+
+def test_rollouts_that_ranks_share_stay_in_their_order(tmp_path: Path) -> None:
+    """So that the oldest are replaced first. The rewards are numbers of the steps."""
+    make_model(make_vec_env(Recorder, 2)).learn(160).save_checkpoint(tmp_path)
+
+    def resume(rank: int) -> Any:
+        with pytest.warns(UserWarning, match="the environments begin new episodes"):
+            buffer = ACER.load_checkpoint(tmp_path, make_vec_env(Recorder, 2), device="cpu").replay_buffer
+        slots = np.arange(buffer.pos - buffer.size() // buffer.n_steps, buffer.pos)
+        return buffer.gather(slots, np.zeros(len(slots), int)).rewards[0].tolist()
+
+    ours, theirs = on_ranks(resume)
+    assert sorted(ours + theirs) == [1 + 8 * n for n in range(10)]
+    assert (ours, theirs) == (sorted(ours), sorted(theirs))
+
+
+class Draws(BaseCallback):
+    """Draws once from the generators that a process shares."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drawn: list[float] = []
+
+    def _on_step(self) -> bool:
+        if not self.drawn:
+            self.drawn = [np.random.random(), th.rand(()).item()]
+        return True
+
+
+def test_ranks_that_share_what_one_had_draw_different_random_numbers(tmp_path: Path) -> None:
+    make_model().learn(32).save_checkpoint(tmp_path)
+
+    def resume(rank: int) -> Any:
+        with pytest.warns(UserWarning, match="the environments begin new episodes"):
+            model = ACER.load_checkpoint(tmp_path, make_vec_env("CartPole-v1", 2), device="cpu")
+        draws = Draws()
+        model.learn(64, draws)
+        return draws.drawn
+
+    ours, theirs = on_ranks(resume)
+    assert len({*ours, *theirs}) == 4
+
+
+@pytest.mark.parametrize("name", ["total_timesteps", "num_timesteps", "_log_interval"])
+def test_ranks_make_the_same_call_of_learn(name: str) -> None:
+    values = {"total_timesteps": (64, 128), "num_timesteps": (0, 32), "_log_interval": (1, 2)}[name]
+
+    def act(rank: int) -> None:
+        model = make_model()
+        model.num_timesteps = values[rank] if name == "num_timesteps" else 0
+        total = values[rank] if name == "total_timesteps" else 64
+        model.learn(total, None, values[rank] if name == "_log_interval" else 5, reset_num_timesteps=False)
+
+    for result in on_ranks(act):
+        assert str(result) == f"ValueError: {name} must be equal on all ranks, got {[*values]}"
+
+
+def test_episodes_and_successes_are_counted_without_monitor_too() -> None:
+    class Succeeds(Recorder):
+        def step(self, action: Any) -> Any:
+            *step, info = super().step(action)
+            return *step, {**info, "is_success": True}
+
+    def act(rank: int) -> Any:
+        model = make_model(DummyVecEnv([Succeeds] * 2)).learn(64)
+        return model._episode_num, [*(model.ep_success_buffer or [])]
+
+    assert on_ranks(act) == [(8, [True] * 8)] * 2  # two of 7 steps in each of four environments
+
+
+def test_checkpoint_callbacks_in_lists_of_lists_are_of_rank_0(tmp_path: Path) -> None:
+    def act(rank: int) -> bool:
+        folder = tmp_path / str(rank)
+        make_model().learn(64, [CallbackList([CheckpointCallback(8, str(folder))])])
+        return folder.exists()
+
+    assert on_ranks(act) == [True, False]

@@ -240,6 +240,20 @@ def test_a_process_that_ended_in_its_first_reset_is_named_too() -> None:
     env.close()
 
 
+@pytest.mark.parametrize("reset_num_timesteps", [False, True])
+def test_a_process_that_ended_between_two_calls_is_named_too(reset_num_timesteps: bool) -> None:
+    env = SubprocVecEnv([Recorder, Recorder])
+    model = ACER("MlpPolicy", env, n_steps=8, replay_start=8, buffer_size=100, device="cpu").learn(32)
+    for process in env.processes:  # as Ctrl-C in a terminal does
+        os.kill(process.pid or 0, signal.SIGKILL)
+        process.join()
+    with pytest.raises(RuntimeError, match=r"^the process of environment [01] was killed by SIGKILL"):
+        model.learn(32, reset_num_timesteps=reset_num_timesteps)
+    env.close()
+    model.set_env(make_vec_env(Recorder, 2))
+    assert model.learn(32, reset_num_timesteps=False).num_timesteps == 64
+
+
 def test_an_error_of_an_environment_in_this_process_is_its_own() -> None:
     def refuse(action: Any) -> Any:
         raise ConnectionRefusedError("no simulator")

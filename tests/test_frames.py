@@ -21,6 +21,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecFrameStack,
 from sb3_acer import ACER, SequenceReplayBuffer
 from sb3_acer.columns import Column, FrameColumn
 from sb3_acer.frames import FrameStack, find_frame_stack, make_frame_stack
+from sb3_acer.ring import Ring
 from sb3_acer.sequences import SequenceBatch, by_key
 from tests.helpers import Recorder
 
@@ -568,3 +569,33 @@ def test_an_environment_that_does_not_tell_its_wrappers_is_learnt(vec_env: Calla
     env = vec_env([Recorder])
     assert find_frame_stack(env) == 1
     ACER("MlpPolicy", env, n_steps=5, device="cpu").learn(10)
+
+
+@pytest.mark.parametrize("n_frames", [1, 4])
+def test_the_last_step_of_a_rollout_touches_no_sequence_that_can_still_be_sampled(
+    n_frames: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C may come between the write and the moment from which the oldest rollout counts as replaced."""
+    space = spaces.Box(0, 255, (4, 6, 6), np.uint8)
+    buffer = SequenceReplayBuffer(9, space, spaces.Discrete(2), "cpu", n_steps=3, frame_stack=n_frames)
+    frames = np.random.default_rng(0).integers(1, 255, (60, 6, 6), np.uint8)
+
+    def add(t: int) -> None:
+        obs, following = frames[np.newaxis, t : t + 4], frames[np.newaxis, t + 1 : t + 5]
+        step = np.zeros((1, 1), np.int64), np.ones(1, np.float32), np.zeros(1, bool)
+        buffer.add(obs, following, *step, [{}], behaviour=np.ones((1, 2), np.float32))
+
+    for t in range(41):
+        add(t)
+    slots = np.arange(buffer.pos - 3, buffer.pos)
+    before = th.as_tensor(buffer.gather(slots, np.zeros(3, int)).observations)
+    write = Ring.write
+
+    def interrupted(*args: Any) -> None:
+        write(*args)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Ring, "write", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        add(41)
+    assert th.equal(before, th.as_tensor(buffer.gather(slots, np.zeros(3, int)).observations))

@@ -643,6 +643,56 @@ def test_burn_in_leaves_out_the_masks_of_the_first_steps() -> None:
     assert all(bool(parameter.isfinite().all()) for parameter in agent.policy.parameters())
 
 
+class SaysTruncated(Foreign):
+    """Says it of steps that do not end an episode too, as wrappers may."""
+
+    def step_wait(self) -> Any:
+        *step, dones, infos = self.venv.step_wait()
+        for done, info in zip(dones, infos, strict=True):
+            info["TimeLimit.truncated"] = info.get("TimeLimit.truncated", False) or not done
+        return *step, dones, infos
+
+
+def test_masks_of_the_last_row_are_those_of_its_state_whatever_info_says_of_an_episode_that_goes_on() -> None:
+    agent = make_agent(SaysTruncated(DummyVecEnv([Doors])), lr_schedule="constant")
+    n_rows = 0
+    for _ in range(20):
+        agent.learn(6, reset_num_timesteps=False)
+        batch = agent.replay_buffer.latest()
+        assert batch.masks is not None
+        if not batch.ends[-1].any():
+            n_rows += 1
+            states = th.as_tensor(batch.observations)[-1].argmax(-1)
+            assert th.equal(batch.masks[-1], th.from_numpy(Doors().table)[states])
+    assert n_rows > 5
+
+
+def test_burn_in_keeps_the_final_masks_of_the_steps_that_remain() -> None:
+    agent = make_agent(doors(), "MlpLstmPolicy").learn(360)
+    batch = every_sequence(agent)
+    rest = batch.after(3, batch.states)
+    assert 0 < len(rest.final_steps) < len(batch.final_steps)
+    states = th.as_tensor(rest.final_observations).argmax(-1)
+    assert rest.final_masks is not None
+    assert th.equal(rest.final_masks, th.from_numpy(Doors().table)[states])
+
+
+def test_all_parts_of_final_observations_are_stored() -> None:
+    agent = make_agent(doors(as_dict=True), "MultiInputPolicy").learn(180)  # both parts say the same
+    finals: Any = every_sequence(agent).final_observations
+    assert len(finals["state"]) > 3
+    assert th.equal(finals["state"], finals["other"])
+
+
+def test_masks_that_change_between_two_calls_count_from_the_first_step() -> None:
+    env = doors(1)
+    agent = make_agent(env).learn(60)
+    env.env_method("set_wrapper_attr", "table", np.ones_like(Doors().table))
+    agent.learn(6, reset_num_timesteps=False)
+    masks = th.as_tensor(agent.replay_buffer.latest().masks)
+    assert bool(masks.all())
+
+
 # Demonstrations
 
 
@@ -778,7 +828,7 @@ def test_final_masks_are_those_of_truncated_episodes() -> None:
     final = {"action_masks": np.array([False, True])}
     infos = [{}, {"TimeLimit.truncated": False, **final}, {"TimeLimit.truncated": True, **final}]
     infos.append({"TimeLimit.truncated": True})  # all actions are valid
-    masks = following_masks(np.tile([True, False], (4, 1)), infos, family, 1)
+    masks = following_masks(np.tile([True, False], (4, 1)), np.array([False, True, True, True]), infos, family, 1)
     assert masks.tolist() == [[True, False], [True, False], [False, True], [True, True]]
 
 
@@ -794,7 +844,7 @@ def test_final_masks_are_those_of_truncated_episodes() -> None:
 def test_final_masks_that_do_not_fit_are_errors(mask: list[Any], message: str) -> None:
     infos = [{}, {"TimeLimit.truncated": True, "action_masks": np.array(mask)}]
     with pytest.raises(ValueError, match=f"(?s)action_masks must {message}"):
-        following_masks(np.ones((2, 2), bool), infos, make_family(spaces.Discrete(2)), 7)
+        following_masks(np.ones((2, 2), bool), np.array([False, True]), infos, make_family(spaces.Discrete(2)), 7)
 
 
 def test_an_environment_is_not_asked_for_the_mask_of_a_terminal_state_where_time_is_up_as_well() -> None:

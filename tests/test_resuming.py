@@ -135,7 +135,7 @@ def learnt(
     used = [EveryNTimesteps(60, Recording()), evaluation, *callbacks]
     try:
         model.learn(n_steps, used, log_interval=3, checkpoint=folder, checkpoint_freq=50)
-        counters = [evaluation.n_calls, evaluation.best_mean_reward, evaluation.evaluations_results]
+        counters = [evaluation.n_calls, evaluation.best_mean_reward, evaluation.last_mean_reward]
         counters.append(used[0].last_time_trigger)  # type: ignore[attr-defined]
         return {**state_of(model), **dict(flat(counters, "callbacks"))}
     finally:
@@ -992,3 +992,55 @@ def test_the_call_after_one_that_went_on_has_a_folder_of_tensorboard_of_its_own(
     model = make_model(tensorboard_log=tmp_path / "logs").learn(96, checkpoint=tmp_path)
     model.learn(32, tb_log_name="next")
     assert Path(model.logger.get_dir() or "") == tmp_path / "logs/next_1"
+
+
+class Sums(BaseCallback):
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number, self.total = number, 0
+
+    def _on_step(self) -> bool:
+        self.total += self.number
+        return True
+
+
+def test_each_of_several_callbacks_of_one_class_has_its_own_counters_again(tmp_path: Path) -> None:
+    with pytest.raises(Killed):
+        make_model().learn(300, [Sums(1), Sums(100), KillAt(201)], checkpoint=tmp_path, checkpoint_freq=64)
+    callbacks = [Sums(1), Sums(100)]
+    make_model().learn(300, [*callbacks], checkpoint=tmp_path)
+    assert [each.total for each in callbacks] == [152, 15200]
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+def test_environments_that_begin_anew_have_other_episodes_than_at_the_start_for_any_seed(
+    seed: int, tmp_path: Path
+) -> None:
+    def seeded(n_envs: int) -> VecEnv:
+        return make_vec_env("CartPole-v1", n_envs)
+
+    def agent() -> ACER:
+        return ACER("MlpPolicy", seeded(2), n_steps=8, seed=seed, device="cpu")
+
+    agent().learn(32).save_checkpoint(tmp_path)
+    with pytest.warns(UserWarning, match="there were 2 environments, and now there are 3"):
+        loaded = ACER.load_checkpoint(tmp_path, seeded(3), device="cpu")
+    first: Any
+    resumed: Any
+    first, resumed = (each.reset() for each in (agent().get_env(), loaded.get_env()) if each is not None)
+    assert not (first[:, np.newaxis] == resumed).all(-1).any()
+
+
+def test_the_environments_of_several_callbacks_continue(tmp_path: Path) -> None:
+    def second() -> EvalCallback:
+        env = plain("CartPole-v1")()
+        env.seed(11)
+        return EvalCallback(env, eval_freq=10, n_eval_episodes=2, deterministic=False, verbose=0, warn=False)
+
+    whole, part, rest = second(), second(), second()
+    learnt(plain("CartPole-v1"), {}, Rows(), whole)
+    with pytest.raises(Killed):
+        learnt(plain("CartPole-v1"), {}, Rows(), part, KillAt(193), folder=tmp_path)
+    learnt(plain("CartPole-v1"), {}, Rows(), rest, folder=tmp_path)
+    assert rest.n_calls == whole.n_calls == 120
+    assert (rest.last_mean_reward, rest.best_mean_reward) == (whole.last_mean_reward, whole.best_mean_reward)

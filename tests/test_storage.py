@@ -184,6 +184,16 @@ def test_the_format_that_was_found_is_told() -> None:
         read(DAMAGED["another format"])
 
 
+def test_arrays_beyond_the_limit_of_plain_zip_files_are_written_and_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """2 GiB, which the frames of a replay buffer pass; here it is 1000 bytes."""
+    monkeypatch.setattr(zipfile, "ZIP64_LIMIT", 1000)
+    file, array = io.BytesIO(), np.arange(500)
+    write_state(file, {"ring": array, "other": array[:5]})
+    state = read_state(file, "the file")
+    np.testing.assert_array_equal(state["ring"], array)
+    np.testing.assert_array_equal(state["other"], array[:5])
+
+
 # A file is replaced at once, or not at all
 
 
