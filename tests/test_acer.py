@@ -2,6 +2,7 @@
 
 import gc
 import inspect
+import itertools
 import math
 import pickle
 import re
@@ -1083,9 +1084,9 @@ class CopiesInfos(VecEnvWrapper):
     "make", [NormalizesAgain, lambda env: CopiesInfos(VecNormalize(env))], ids=["a subclass", "a wrapper"]
 )
 def test_final_observations_are_stored_as_they_were_whatever_else_is_normalised_or_copied(make: Any) -> None:
-    model = small(make(make_vec_env(lambda: gym.wrappers.TimeLimit(Recorder(length=99), 7), 1)), n_steps=7).learn(14)
-    for slot in range(2):
-        batch = model.replay_buffer.gather(np.array([slot]), np.array([0]))
+    model = small(make(make_vec_env(lambda: gym.wrappers.TimeLimit(Recorder(length=99), 7), 2)), n_steps=7).learn(28)
+    for slot, env in itertools.product(range(2), range(2)):
+        batch = model.replay_buffer.gather(np.array([slot]), np.array([env]))
         np.testing.assert_allclose(th.as_tensor(batch.final_observations)[0], [7, 7 * (slot + 1)], rtol=1e-5)
 
 
