@@ -376,8 +376,8 @@ class ResumableAlgorithm(DataParallelAlgorithm):
 
     def _become(self, found: Checkpoint, start: int) -> None:
         """
-        Become the agent of a checkpoint. If it is refused, agent and environments stay as they are, but the seeds of
-        the random generators are set by then.
+        Become the agent of a checkpoint. If it is refused, agent and environments stay as they are, except that the
+        environments and the global random generators have been given the agent's seed.
         """
         with named(found.path):
             began, run = found.manifest["started_at"], found.manifest["run"]

@@ -244,7 +244,7 @@ def test_a_process_that_ended_in_its_first_reset_is_named_too() -> None:
 def test_a_process_that_ended_between_two_calls_is_named_too(reset_num_timesteps: bool) -> None:
     env = SubprocVecEnv([Recorder, Recorder])
     model = ACER("MlpPolicy", env, n_steps=8, replay_start=8, buffer_size=100, device="cpu").learn(32)
-    for process in env.processes:  # as Ctrl-C in a terminal does
+    for process in env.processes:  # Ctrl-C in a terminal ends them too
         os.kill(process.pid or 0, signal.SIGKILL)
         process.join()
     with pytest.raises(RuntimeError, match=r"^the process of environment [01] was killed by SIGKILL"):

@@ -342,7 +342,7 @@ def test_normalised_observations_are_expected_with_a_warning(
     main([str(tmp_path / "agent.zip"), str(tmp_path / "out.onnx")])
     assert f"add --vec-normalize {tmp_path}/agent/vecnormalize.pkl" in capsys.readouterr().out
     (tmp_path / "agent" / "vecnormalize.pkl").write_bytes(pickle.dumps(Raising()))
-    main([str(tmp_path / "agent.zip"), str(tmp_path / "out.onnx")])  # does not read a pickle that was not named
+    main([str(tmp_path / "agent.zip"), str(tmp_path / "out.onnx")])  # reading this pickle would raise an error
     assert "add --vec-normalize" in capsys.readouterr().out
 
 
