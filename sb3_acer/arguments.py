@@ -1,4 +1,4 @@
-"""The rules of ACER's arguments, as a table."""
+"""ACER's arguments: their rules as a table, what other algorithms call them, and how runs are compared by them."""
 
 import os
 import warnings

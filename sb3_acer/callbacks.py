@@ -4,7 +4,7 @@ import pickle
 import signal
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from io import StringIO
 from types import FrameType
@@ -50,7 +50,10 @@ def changed_attributes(callback: BaseCallback, hashes: dict[str, int]) -> dict[s
 
 
 def put_back(present: Any, saved: Any) -> Any:
-    """The saved value; in the present list, dict, set or deque if there is one, which the program may hold as well."""
+    """
+    :return: the saved value. A list, dict, set or deque stays the same object, with the saved content, since the
+        program may refer to it
+    """
     if type(present) is not type(saved) or not isinstance(present, (list, dict, set, deque)):
         return saved
     present.clear()
@@ -62,14 +65,27 @@ class StopOnSignal(BaseCallback):
     """
     Ends training after the step under way when the program is told to end, by SIGTERM, Ctrl-C or a terminal that
     closes. A second signal ends it at once.
+
+    :param at_start: called when training has begun, or goes on from a checkpoint
     """
 
-    def __init__(self) -> None:
+    def __init__(self, at_start: Callable[[], None] = lambda: None) -> None:
         super().__init__()
+        self.at_start = at_start
         self.stopped_by = 0  # number of the signal
+        self.start: int | None = None
+        """step at which training has begun, or gone on"""
+
+    def _on_training_start(self) -> None:
+        self.start = self.num_timesteps
+        self.at_start()
 
     def _on_step(self) -> bool:
         return not self.stopped_by
+
+    def has_trained(self) -> bool:
+        """Whether a step has been made: what learn refuses at once changes nothing."""
+        return self.start is not None and self.model.num_timesteps > self.start
 
     def stop(self, signum: int, frame: FrameType | None) -> None:
         """Signal handler."""

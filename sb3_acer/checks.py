@@ -164,11 +164,12 @@ def check_device(name: str, value: Any) -> th.device:
     :return: the device
     :raises ValueError: if this machine has no such device
     """
+    rule = "a device of this machine"
+    require(isinstance(value, (str, int, th.device)) and not isinstance(value, bool), name, rule, value)
     try:
-        require(isinstance(value, (str, int, th.device)) and not isinstance(value, bool), name, "a device", value)
         return th.empty(0, device=get_device(value)).device
-    except (RuntimeError, AssertionError, ValueError) as error:
-        raise ValueError(f"{name} must be a device of this machine, got {value!r}") from error
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"{name} must be {rule}, got {value!r}") from error
 
 
 def check_seed(name: str, value: Any) -> int | None:

@@ -24,8 +24,9 @@ to them, in float32, which ends at 3.4e38; squares of 1e15 leave a factor of 1e8
 
 class FiniteVecEnv(VecEnvWrapper):
     """
-    Refuses NaN, infinite and far too large values. It wraps the user's environment, VecNormalize included, whose
-    statistics are restored if a step is refused.
+    The environment as rollouts see it: the user's, VecNormalize included. It refuses NaN, infinite and far too large
+    values, and restores VecNormalize's statistics if a step is refused; it keeps final observations as they were before
+    VecNormalize; and it knows whether something else has reset the environment.
 
     :param venv: the environment
     :param count_steps: returns the number of steps taken before, of all environments together

@@ -19,8 +19,8 @@ from sb3_acer.checks import require
 from sb3_acer.distributions import Family
 from sb3_acer.env_state import call_in_envs
 
-KEY = "action_masks"
-"""of the ``info`` of a step that truncates an episode: the mask of the final observation"""
+FINAL_MASK = "action_masks"
+"""key of the ``info`` of a step that truncates an episode: the mask of the final observation"""
 
 
 def has_masks(env: VecEnv) -> bool:
@@ -70,7 +70,7 @@ def following_masks(
         return masks
     rows = list(masks)
     for env in truncated:
-        rows[env] = np.ravel(infos[env].get(KEY, np.ones_like(masks[env])))
+        rows[env] = np.ravel(infos[env].get(FINAL_MASK, np.ones_like(masks[env])))
     return _check(family, rows, "the final observation of environment", step)
 
 
@@ -99,8 +99,8 @@ def _keep_final_masks(env: gym.Env[Any, Any]) -> bool:
 
 
 def step(env: gym.Env[Any, Any], action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-    """An environment's own step, with the mask of a final observation. The name is that of the method it replaces."""
+    """An environment's own step, with the mask of a final observation. Pickle finds it by its name."""
     observation, reward, terminated, truncated, info = type(env).step(env, action)
     if truncated and not terminated:
-        info[KEY] = env.get_wrapper_attr(EXPECTED_METHOD_NAME)()
+        info[FINAL_MASK] = env.get_wrapper_attr(EXPECTED_METHOD_NAME)()
     return observation, reward, terminated, truncated, info

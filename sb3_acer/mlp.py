@@ -22,7 +22,7 @@ class Activation(NamedTuple):
     backward: Callable[[th.Tensor, th.Tensor], th.Tensor]
     """gradient with respect to the input, from the gradient with respect to the output and the output"""
     of_array: Callable[[np.ndarray], np.ndarray]
-    """the same of an array, in place"""
+    """``function`` of an array, in place"""
 
 
 def _tanh_overwriting(input: th.Tensor) -> th.Tensor:

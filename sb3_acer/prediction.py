@@ -53,7 +53,7 @@ class PredictionInterface(BasePolicy):
     def predict_values(self, obs: PyTorchObs, states: th.Tensor | None = None, action_masks: Any = None) -> th.Tensor:
         """
         :param obs: ``[N, ...]``
-        :param states: recurrent states, ``[N, W]``; None where episodes begin
+        :param states: recurrent states, ``[N, W]``; None for 0, as where episodes begin
         :param action_masks: see :meth:`predict`
         :return: V(x), ``[N, 1]``
         """
@@ -64,7 +64,7 @@ class PredictionInterface(BasePolicy):
     ) -> Distribution:
         """
         :param obs: ``[N, ...]``
-        :param states: recurrent states, ``[N, W]``; None where episodes begin
+        :param states: recurrent states, ``[N, W]``; None for 0, as where episodes begin
         :param action_masks: see :meth:`predict`
         :return: SB3's distribution of the actions, whose ``sample``, ``mode``, ``get_actions``, ``log_prob`` and
             ``entropy`` are of actions before :meth:`~sb3_acer.distributions.Family.to_env`
@@ -78,7 +78,7 @@ class PredictionInterface(BasePolicy):
         :param obs: ``[N, ...]``
         :param actions: as :meth:`forward` and :meth:`get_distribution` sample them, ``[N]`` or ``[N, D]``; they count
             from 0 where the action space has another ``start``, which those of :meth:`predict` have
-        :param states: recurrent states, ``[N, W]``; None where episodes begin
+        :param states: recurrent states, ``[N, W]``; None for 0, as where episodes begin
         :param action_masks: see :meth:`predict`
         :return: V(x), ``[N, 1]``, the logarithm of the actions' probability or density, ``[N]``, and the entropy,
             ``[N]``

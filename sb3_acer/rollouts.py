@@ -225,14 +225,15 @@ class RolloutAlgorithm(SavingAlgorithm):
                     rows[env] = by_key(final)[key]
         assert obs is not None
         acted: dict[str, Any] = {"behaviour": self._behaviour, "states": self._states}
-        masks = self._masks
-        if masks is not None:
+        masks_after = None
+        if self._masks is not None:
             assert self.env is not None
             family, step = self.policy.family, self.num_timesteps
-            masks = current_masks(self.env, family, step)
-            acted.update(masks=self._masks, next_masks=following_masks(masks, dones, infos, family, step))
+            masks_after = current_masks(self.env, family, step)
+            acted.update(masks=self._masks, next_masks=following_masks(masks_after, dones, infos, family, step))
         self.replay_buffer.add(obs, next_obs, buffer_action, reward, dones, infos, **acted)
-        self._last_obs, self._masks = deepcopy(new_obs), masks  # a copy: environments may fill the same array again
+        self._last_obs = deepcopy(new_obs)  # environments may fill the same array again
+        self._masks = masks_after
         if self.policy.state_size:
             # A new array: a view of the policy's output would keep the memory of all earlier steps alive.
             self._states = np.where(dones[:, None], np.float32(0), self._states_after)

@@ -1,4 +1,7 @@
-"""Saving and loading: agents, their parameters and replay buffers, in files that are never half written."""
+"""
+Saving and loading in files that are never half written: parameters and replay buffers, and saving agents.
+:meth:`ACER.load` loads agents.
+"""
 
 from collections.abc import Iterable
 from contextlib import suppress

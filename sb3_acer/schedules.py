@@ -47,7 +47,7 @@ def make_schedule(learning_rate: float | Schedule, name: str) -> FloatSchedule:
     :raises ValueError: if ``name`` is not one of them, or the learning rate no number in [0, 10]
     """
     check_choice("lr_schedule", name, SCHEDULES)
-    while isinstance(learning_rate, FloatSchedule):
+    if isinstance(learning_rate, FloatSchedule):  # never one of another: SB3 unwraps those
         learning_rate = learning_rate.value_schedule
     if isinstance(learning_rate, ConstantSchedule):
         learning_rate = learning_rate.val

@@ -14,7 +14,7 @@ import warnings
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch as th
@@ -81,9 +81,7 @@ def read_state(file: io.BufferedIOBase, name: str) -> dict[str, Any]:
 def _unpacked(archive: zipfile.ZipFile, sizes: dict[str, int]) -> dict[str, Any]:
     def array(name: Any) -> np.ndarray:
         with archive.open(f"{name}.npy") as member:
-            version = np.lib.format.read_magic(member)
-            read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-            shape, _, dtype = read_header[version](member)
+            shape, _, dtype = read_array_header(member)
             size = sizes.pop(f"{name}.npy") - member.tell()  # each array is read once
             if math.prod(shape) * dtype.itemsize != size or min(shape, default=0) < 0:
                 raise ValueError("an array's shape does not fit its size")
@@ -104,6 +102,15 @@ def _unpacked(archive: zipfile.ZipFile, sizes: dict[str, int]) -> dict[str, Any]
     if not isinstance(state, dict):
         raise ValueError(f"a {type(state).__name__} in place of a dict")
     return state
+
+
+def read_array_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """
+    :param file: an array in numpy's npy format; it is left where the array's bytes begin
+    :return: the array's shape, whether its order is Fortran's, and its dtype
+    """
+    read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    return read[np.lib.format.read_magic(file)](file)
 
 
 @contextmanager

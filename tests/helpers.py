@@ -10,7 +10,8 @@ import gymnasium as gym
 import numpy as np
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, FlattenExtractor
+from torch import nn
 
 
 class Constant(gym.Env[Any, Any]):
@@ -210,3 +211,10 @@ class NormalisedFeatures(BaseFeaturesExtractor):
     def forward(self, observations: th.Tensor) -> th.Tensor:
         normalised: th.Tensor = self.norm(observations)
         return normalised
+
+
+class WithDropout(FlattenExtractor):
+    """Drops half of its features in training."""
+
+    def forward(self, observations: th.Tensor) -> th.Tensor:
+        return nn.functional.dropout(super().forward(observations), 0.5, self.training)

@@ -254,3 +254,11 @@ def test_a_change_at_the_beginning_of_a_large_file_is_found(tmp_path: Path) -> N
     path.write_bytes(b"x" + bytes(2**20))
     with pytest.raises(ValueError, match=f"{path} could not be loaded: it has changed since it was written"):
         checkpoint.find_undamaged(tmp_path)
+
+
+def test_a_folder_is_of_one_run_though_its_newest_checkpoint_does_not_say_so(tmp_path: Path) -> None:
+    write(tmp_path, 10)
+    write(tmp_path, 20)
+    (tmp_path / "checkpoint_2_20_steps" / "manifest.json").write_text("{")
+    with pytest.raises(ValueError, match="where checkpoint_1_10_steps is of another one"):
+        write(tmp_path, 30, run="b")

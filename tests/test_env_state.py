@@ -343,3 +343,12 @@ def test_an_environment_that_has_been_drawn_goes_on() -> None:
     set_env_state(second, get_env_state(first))
     require_same(played(second, 30, 1), played(first, 30, 1))
     np.testing.assert_array_equal(second.render(), first.render())
+
+
+def test_options_of_the_next_reset_are_part_of_the_state() -> None:
+    first, second = make_vec_env("CartPole-v1", 2), make_vec_env("CartPole-v1", 2)
+    first.reset()
+    second.reset()
+    first.set_options({"low": -0.01, "high": 0.01})
+    set_env_state(second, get_env_state(first))
+    assert second._options == [{"low": -0.01, "high": 0.01}] * 2

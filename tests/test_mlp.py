@@ -43,6 +43,7 @@ HOOKS: dict[str, Any] = {
     "of a layer's output": lambda module, hook: module[1].register_forward_hook(hook),
     "of all": lambda module, hook: module.register_forward_hook(hook),
     "of a layer's gradient": lambda module, hook: module[2].register_full_backward_hook(hook),
+    "before a layer's gradient": lambda module, hook: module[2].register_full_backward_pre_hook(hook),
     "of a parameter's gradient": lambda module, hook: module[0].weight.register_hook(hook),
     "of all modules": lambda module, hook: register_module_forward_hook(
         lambda each, *others: hook(each, *others) if each is module else None

@@ -32,6 +32,7 @@ from sb3_acer.policies import (
 )
 from sb3_acer.recurrent import LSTM, LayerNormLSTM
 from sb3_acer.sequences import SequenceBatch
+from tests.helpers import WithDropout
 
 Space = spaces.Space[Any]
 Obs = th.Tensor | dict[str, th.Tensor]
@@ -771,11 +772,6 @@ def test_a_module_may_keep_what_it_was_given_in_acting_for_training() -> None:
     found.backward(th.randn_like(found.stats), th.ones_like(found.q_values))
     scale: Any = policy.features_extractor.scale
     assert scale.grad.item() != 0
-
-
-class WithDropout(FlattenExtractor):
-    def forward(self, observations: th.Tensor) -> th.Tensor:
-        return nn.functional.dropout(super().forward(observations), 0.5, self.training)
 
 
 def test_predictions_are_made_in_evaluation_mode() -> None:

@@ -39,11 +39,9 @@ class Run(StopOnSignal):
         self.folder = folder
         self.t_start = t_start
         self.settings = settings
-        self.start: int | None = None
-        """step at which training has begun, or gone on"""
 
     def _on_training_start(self) -> None:
-        self.start = self.num_timesteps
+        super()._on_training_start()
         with replacing(self.folder / SETTINGS, "json") as file:
             file.write(json.dumps(self.settings).encode())
         # Files for each part of a resumed run, since the times in a file count from one start.
@@ -198,7 +196,7 @@ def main(arguments: list[str]) -> None:
     except Exception as error:
         if isinstance(error, ValueError) and run.start is None:  # the checkpoint was refused: nothing has changed
             sys.exit(f"sb3-acer run-atari: {error}")
-        if run.start is not None and model.num_timesteps > run.start:
+        if run.has_trained():
             model.save_checkpoint(folder, with_env=False)
             model.save(folder / "agent.zip")
         if not run.stopped_by:

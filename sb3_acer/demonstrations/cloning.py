@@ -30,8 +30,9 @@ def behaviour_cloning(
     only the critic uses and the state of the agent's own optimiser do not change. A recurrent policy is trained on
     sequences of the replay buffer's length, each from the policy's recurrent state at its first step.
 
-    For Box actions, the standard deviation is kept above a tenth of half the action's range. A deterministic expert
-    would drive it to 0, which leaves neither exploration nor usable importance ratios for learning. A VecNormalize
+    For Box actions, the standard deviation is kept above a tenth of half the action's range (above 0.1 where there is
+    none), or above what it was before if that is less. A deterministic expert would drive it to 0, which leaves neither
+    exploration nor usable importance ratios for learning. A VecNormalize
     without statistics gets those of the demonstrated observations.
 
     :param model: an ACER

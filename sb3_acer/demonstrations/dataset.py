@@ -14,12 +14,15 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_acer.buffer import SequenceReplayBuffer
 from sb3_acer.checks import check_boolean, check_choice, check_integer, check_number, check_verbose, require
-from sb3_acer.demonstrations.recording import END_KEYS, KEYS, MASK_KEYS, read_image, require_no_dict
+from sb3_acer.demonstrations.recording import read_image, require_no_dict
 from sb3_acer.distributions import Categorical
 from sb3_acer.frames import find_frame_stack
 from sb3_acer.policies import ACERPolicy
 from sb3_acer.storage import opened
 from sb3_acer.vec_normalize import normalize_of_policy
+
+NEEDED = ("actions", "obs", "rewards", "episode_returns", "episode_starts")
+OF_TRAJECTORIES = ("episode_returns", "truncated", "final_obs", "final_action_masks")
 
 
 class Agent(Protocol):
@@ -301,21 +304,25 @@ class ExpertDataset:
 def _read(path: str | Path | None, arrays: Mapping[str, np.ndarray] | None) -> dict[str, np.ndarray]:
     if (path is None) == (arrays is None):
         raise ValueError(f"one of expert_path and traj_data must be given, got {'neither' if path is None else 'both'}")
-    if path is not None:
-        require(isinstance(path, (str, Path)), "expert_path", "a path", path)
-        with opened(path, "npz", "expert_path") as file:
-            require(zipfile.is_zipfile(file), "expert_path", "an npz file", str(path))
-            found = np.load(file, allow_pickle=False)
-            try:
-                arrays = {key: found[key] for key in (*KEYS, *END_KEYS, *MASK_KEYS) if key in found}
-            except ValueError as error:
-                raise ValueError(
-                    f"expert_path must hold arrays of numbers or text, got pickled objects in {str(path)!r}: if you "
-                    "trust the file, pass traj_data=np.load(expert_path, allow_pickle=True)"
-                ) from error
-    assert arrays is not None
-    require(isinstance(arrays, Mapping), "traj_data", "a dict of arrays", arrays)
-    return {key: np.atleast_1d(arrays[key]) for key in (*KEYS, *END_KEYS, *MASK_KEYS) if key in arrays}
+    if path is None:
+        require(isinstance(arrays, Mapping), "traj_data", "a dict of arrays", arrays)
+        return _known(arrays)
+    require(isinstance(path, (str, Path)), "expert_path", "a path", path)
+    with opened(path, "npz", "expert_path") as file:
+        require(zipfile.is_zipfile(file), "expert_path", "an npz file", str(path))
+        found = np.load(file, allow_pickle=False)
+        try:
+            return _known(found)
+        except ValueError as error:
+            raise ValueError(
+                f"expert_path must hold arrays of numbers or text, got pickled objects in {str(path)!r}: if you "
+                "trust the file, pass traj_data=np.load(expert_path, allow_pickle=True)"
+            ) from error
+
+
+def _known(arrays: Any) -> dict[str, np.ndarray]:
+    known = dict.fromkeys((*NEEDED, *OF_TRAJECTORIES, "action_masks"))
+    return {key: np.atleast_1d(arrays[key]) for key in known if key in arrays}
 
 
 def _check(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -323,14 +330,14 @@ def _check(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
     :return: indices of the trajectories' first steps, ``[M]``
     :raises ValueError: if an array is missing, or if the arrays do not fit together
     """
-    for key in KEYS:
+    for key in NEEDED:
         if key not in arrays:
-            raise ValueError(f"demonstrations must have the arrays {', '.join(KEYS)}, got none named {key}")
+            raise ValueError(f"demonstrations must have the arrays {', '.join(NEEDED)}, got none named {key}")
     is_start = arrays["episode_starts"].astype(bool).reshape(-1)
     require(len(is_start) > 0 and bool(is_start[0]), "episode_starts", "True at the first step", is_start[:5])
     starts = np.flatnonzero(is_start)
     for key, array in arrays.items():
-        expected = len(starts) if key in ("episode_returns", "final_action_masks", *END_KEYS) else len(is_start)
+        expected = len(starts) if key in OF_TRAJECTORIES else len(is_start)
         if len(array) != expected:
             raise ValueError(f"{key} must have {expected} rows, as episode_starts says, got {len(array)}")
         if array.dtype.kind == "f" and not np.isfinite(array).all():

@@ -35,13 +35,9 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, unwrap_vec_nor
 from sb3_acer.arguments import make_env
 from sb3_acer.checks import check_array, check_integer, check_whole, require
 from sb3_acer.extras import how_to_install
-from sb3_acer.masks import KEY, has_masks
+from sb3_acer.masks import FINAL_MASK, has_masks
 from sb3_acer.storage import replacing
 from sb3_acer.vec_normalize import final_observations, normalize_of_policy, recording
-
-KEYS = ("actions", "obs", "rewards", "episode_returns", "episode_starts")
-END_KEYS = ("truncated", "final_obs")
-MASK_KEYS = ("action_masks", "final_action_masks")
 
 
 def generate_expert_traj(
@@ -153,9 +149,9 @@ def _play(
             require(0 in finals, "env", "one whose infos have terminal_observation where an episode ends", infos[0])
             step |= {"final_obs": keep(finals[0]), "truncated": infos[0].get("TimeLimit.truncated", False)}
             if masks is not None:
-                final_masks = np.asarray(infos[0].get(KEY, np.ones_like(masks[0])))
+                final_masks = np.asarray(infos[0].get(FINAL_MASK, np.ones_like(masks[0])))
                 rule = f"of {masks[0].size} actions at a final observation too"
-                require(final_masks.size == masks[0].size, KEY, rule, final_masks)
+                require(final_masks.size == masks[0].size, FINAL_MASK, rule, final_masks)
                 step["final_action_masks"] = final_masks.reshape(masks[0].shape)
         yield step
 

@@ -285,7 +285,9 @@ def _quiet() -> Iterator[None]:
 
 
 def main(arguments: list[str]) -> None:
-    """write a saved agent's policy as an ONNX file"""
+    """
+    :param arguments: of the command line
+    """
     parser = argparse.ArgumentParser("sb3-acer export", description="Write a saved agent's policy as an ONNX file.")
     parser.add_argument("agent", metavar="AGENT", type=Path, help="the saved agent")
     parser.add_argument("path", metavar="OUT", type=Path, help="the file to write, for example agent.onnx")

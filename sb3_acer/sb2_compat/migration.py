@@ -336,7 +336,9 @@ def _stand_in(observation_space: spaces.Space[Any], action_space: spaces.Space[A
 
 
 def main(arguments: list[str]) -> None:
-    """convert an agent saved by stable-baselines"""
+    """
+    :param arguments: of the command line
+    """
     parser = argparse.ArgumentParser(
         "sb3-acer migrate", description="Convert an agent saved by stable-baselines' ACER."
     )

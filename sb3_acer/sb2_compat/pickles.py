@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from sb3_acer.storage import read_array_header
+
 # An Atari agent has 7 MB. Files within these bounds can be read with 1 GiB of memory.
 MAX_BYTES = 2**26
 """size of a file, and uncompressed size of a zip archive"""
@@ -282,8 +284,7 @@ def read_npy(content: bytes) -> np.ndarray:
     :raises ValueError: if it does not consist of numbers
     """
     stream = io.BytesIO(content)
-    read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-    shape, is_fortran, dtype = read_header[np.lib.format.read_magic(stream)](stream)
+    shape, is_fortran, dtype = read_array_header(stream)
     return _shaped(content[stream.tell() :], dtype, shape, is_fortran)
 
 

@@ -25,7 +25,7 @@ from optuna.storages import BaseStorage
 from rl_zoo3 import exp_manager
 from rl_zoo3.exp_manager import ExperimentManager
 from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.callbacks import BaseCallback, ProgressBarCallback
+from stable_baselines3.common.callbacks import ProgressBarCallback
 from stable_baselines3.common.env_util import make_vec_env, unwrap_wrapper
 from stable_baselines3.common.monitor import Monitor, ResultsWriter, load_results
 from stable_baselines3.common.results_plotter import X_TIMESTEPS, ts2xy
@@ -101,23 +101,6 @@ class Truncations(gym.Wrapper[Any, Any, Any, Any]):
                 told = {name: info[name] for name in monitor.info_keywords}
                 monitor.results_writer.write_row({**episode, **monitor.current_reset_info, **told})
         return observation, reward, terminated, truncated, info
-
-
-class AtStart(BaseCallback):
-    """Calls a function when training has begun, or goes on from a checkpoint."""
-
-    def __init__(self, function: Callable[[], None]) -> None:
-        super().__init__()
-        self.function = function
-        self.start: int | None = None
-        """step at which training has begun, or gone on"""
-
-    def _on_training_start(self) -> None:
-        self.start = self.num_timesteps
-        self.function()
-
-    def _on_step(self) -> bool:
-        return True
 
 
 class Experiment(ExperimentManager):
@@ -312,8 +295,8 @@ class Experiment(ExperimentManager):
             super().learn(model)
             return
         folder = Path(self.save_path)
-        stop, start = StopOnSignal(), AtStart(self._save_settings if self.resumed is not None else lambda: None)
-        kwargs: dict[str, Any] = {"callback": [start, *self.callbacks, stop]}
+        stop = StopOnSignal(self._save_settings if self.resumed is not None else lambda: None)
+        kwargs: dict[str, Any] = {"callback": [stop, *self.callbacks]}
         if self.log_interval != -1:
             kwargs["log_interval"] = self.log_interval if self.log_interval >= 0 else None
         if self.checkpoint_freq is not None:
@@ -327,9 +310,9 @@ class Experiment(ExperimentManager):
         except KeyboardInterrupt:  # a second signal
             pass
         except Exception as error:
-            if isinstance(error, ValueError) and self.resumed is not None and start.start is None:
+            if isinstance(error, ValueError) and self.resumed is not None and stop.start is None:
                 sys.exit(f"sb3-acer train: {error}")
-            if start.start is not None and model.num_timesteps > start.start and distributed.rank() == 0:
+            if stop.has_trained() and distributed.rank() == 0:
                 super().save_trained_model(model)
                 print(f"Agent: {self.save_path}/{self.env_name}.zip", flush=True)
                 if self.checkpoint_freq is not None and distributed.world_size() == 1:  # else of all ranks, or none

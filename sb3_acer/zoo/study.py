@@ -48,7 +48,7 @@ def begin_study(storage: BaseStorage, name: str, params: dict[str, Any], options
     """
     Create a study whose first trial has these params, unless there is a study of that name.
 
-    :param options: of the command line, which all trials of a study have in common: their values could not be compared
+    :param options: of the command line, which all trials of a study must have in common to be compared
     """
     if name not in optuna.get_all_study_names(storage):
         study = optuna.create_study(storage=storage, study_name=name, direction="maximize", load_if_exists=True)
@@ -57,7 +57,7 @@ def begin_study(storage: BaseStorage, name: str, params: dict[str, Any], options
             study.set_user_attr(option, value)
     begun = optuna.load_study(storage=storage, study_name=name).user_attrs
     for option, value in options.items():
-        if begun.get(option, value) != value:
+        if begun.get(option, value) != value:  # another worker may be about to set it
             sys.exit(
                 f"sb3-acer tune: the study {name} was begun with {option} {begun[option]}, got {value}: "
                 "give another --study-name to begin another"

@@ -6,6 +6,7 @@ import signal
 import sys
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -275,3 +276,18 @@ def test_without_ale_py_a_run_names_the_extra(
     assert command_line() == 2
     message = f"sb3-acer run-atari: Atari games need ale-py 0.12.1 or later: {how_to_install('atari')}"
     assert capsys.readouterr().err.splitlines() == [message]
+
+
+def test_the_rate_of_a_resumed_run_is_that_of_its_own_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Agent(SimpleNamespace):
+        def learn(self, n: int, callback: Any, *args: Any, **kwargs: Any) -> None:
+            callback.start, self.num_timesteps = 160, n
+
+    env = SimpleNamespace(t_start=0.0, close=lambda: None)
+    monkeypatch.setattr(run_module, "make_atari_vec_env", lambda *args: env)
+    monkeypatch.setattr(run_module, "make_agent", lambda *args: Agent(save=lambda path: None, ep_info_buffer=[]))
+    monkeypatch.setattr(run_module, "time", SimpleNamespace(perf_counter=iter([0.0, 10.0]).__next__))
+    run_module.main(["--num-timesteps", "320", "--logdir", str(tmp_path)])
+    assert "320 steps, 16 a second" in capsys.readouterr().out

@@ -516,3 +516,22 @@ def test_a_state_is_known_only_of_games_with_seeds_and_without_sticky_actions() 
     seeded.reset()
     with pytest.raises(ValueError, match="did not get to where they were: the environment has other arguments"):
         other.set_state(seeded.get_state())
+
+
+def test_games_of_one_seed_are_followed_by_those_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vec_env, "GAMES_OF_A_SEED", 2)
+    env = vec_env.AtariVecEnv("breakout", 1, seed=5, max_frames=20, screen_size=36)
+    env.reset()
+    seeds = []
+    for _ in range(60):
+        env.step(np.zeros(1, int))
+        seeds.append(int(env._game_seeds[0]))
+    assert len(set(seeds)) > 3
+
+
+def test_the_seconds_of_a_game_count_from_the_start() -> None:
+    env = AtariVecEnv("breakout", 1, max_frames=20, screen_size=36)
+    env.t_start -= 100
+    env.reset()
+    infos = [env.step(np.zeros(1, int))[3][0] for _ in range(20)]
+    assert 100 <= next(info["episode"]["t"] for info in infos if "episode" in info) < 160

@@ -12,7 +12,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
-from sb3_acer.demonstrations.cloning import behaviour_cloning
+from sb3_acer.demonstrations.cloning import _least_log_std, behaviour_cloning
 from sb3_acer.demonstrations.dataset import ExpertDataset
 from sb3_acer.demonstrations.recording import generate_expert_traj
 from tests.demonstrations.conftest import SPACES, Shows, an_agent, expert_of, old_arrays, quiet
@@ -167,3 +167,31 @@ def test_demonstrations_for_another_agent_are_refused() -> None:
             behaviour_cloning(model, dataset)
         with pytest.raises(ValueError, match=message):
             dataset.to_replay_buffer(model)
+
+
+def test_statistics_that_are_not_trained_stay() -> None:
+    env = VecNormalize(make_vec_env(Recorder, 1), training=False)
+    before = vars(env.obs_rms)["mean"].copy()
+    behaviour_cloning(an_agent(env), quiet(old_arrays()), 1)
+    np.testing.assert_array_equal(vars(env.obs_rms)["mean"], before)
+
+
+def test_the_least_deviation_of_a_component_without_a_range_is_a_tenth() -> None:
+    low, high = np.array([-2, 1, -np.inf], np.float32), np.array([2, 1, np.inf], np.float32)
+    least = _least_log_std(an_agent(Shows(spaces.Box(-1, 1, (2,)), spaces.Box(low, high))))
+    assert least is not None
+    np.testing.assert_allclose(least.exp(), [0.2, 0.1, 0.1], rtol=1e-6)
+
+
+def test_each_epoch_begins_with_the_states_of_the_policy_as_it_is_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    play_back, played = ExpertDataset.play_back, []
+
+    def spy(dataset: ExpertDataset, model: Any) -> Any:
+        played.append(play_back(dataset, model)[1])
+        return play_back(dataset, model)
+
+    monkeypatch.setattr(ExpertDataset, "play_back", spy)
+    kwargs = {"net_arch": [16], "lstm_hidden_size": 8}
+    behaviour_cloning(an_agent(Recorder(), "MlpLstmPolicy", policy_kwargs=kwargs), quiet(old_arrays()), 3, 1e-2)
+    assert len(played) == 3
+    assert (played[0] != played[2]).any()

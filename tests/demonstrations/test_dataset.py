@@ -16,7 +16,7 @@ from sb3_acer import ACER
 from sb3_acer.demonstrations.cloning import behaviour_cloning
 from sb3_acer.demonstrations.dataset import ExpertDataset
 from tests.demonstrations.conftest import SPACES, Shows, an_agent, expert_of, new_arrays, old_arrays, quiet, save
-from tests.helpers import Recorder
+from tests.helpers import Recorder, WithDropout
 
 
 def test_files_of_stable_baselines_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -295,3 +295,24 @@ def test_arguments_of_a_replay_are_checked() -> None:
         with pytest.raises(ValueError, match="model must be an ACER, got "):
             dataset.to_replay_buffer(other)
     assert model.replay_buffer.size() == 0
+
+
+def test_demonstrations_are_played_back_without_dropout() -> None:
+    model = an_agent(Recorder(), policy_kwargs={"features_extractor_class": WithDropout})
+    played = []
+    for _ in range(2):
+        model.policy.set_training_mode(True)
+        played.append(quiet(old_arrays()).play_back(model)[0])
+    np.testing.assert_array_equal(played[0], played[1])
+
+
+def test_the_masks_of_a_limited_dataset_are_those_of_its_trajectories() -> None:
+    arrays: dict[str, Any] = {**old_arrays(), "action_masks": np.ones((12, 3), bool)}
+    arrays["action_masks"][:, 2] = False
+    masks = quiet(arrays, traj_limitation=2).masks
+    assert masks is not None
+    np.testing.assert_array_equal(masks, [[1, 1, 0]] * 7 + [[1, 1, 1]] * 2)
+    finals = np.eye(3, dtype=bool)
+    masks = quiet({**arrays, "final_action_masks": finals}, traj_limitation=2).masks
+    assert masks is not None
+    np.testing.assert_array_equal(masks[7:], finals[:2])

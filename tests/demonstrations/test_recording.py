@@ -282,3 +282,9 @@ def test_an_older_file_is_kept_if_writing_fails(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(OSError, match="an older file, if there is one, is kept: No space left"):
         generate_expert_traj(lambda observation: 0, tmp_path / "expert", Constant(True), n_episodes=1)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"expert.npz": before}
+
+
+def test_recording_does_not_begin_to_train_vec_normalize() -> None:
+    env = VecNormalize(make_vec_env(lambda: Recorder(length=4), 1), training=False)
+    generate_expert_traj(an_agent(env), n_episodes=1)
+    assert not env.training

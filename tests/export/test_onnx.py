@@ -21,6 +21,8 @@ from torch.onnx._internal.exporter._registration import ONNXRegistry
 from sb3_acer import ACER
 from sb3_acer.export import export_onnx
 from sb3_acer.export.onnx import ActingNetwork, main
+from tests.demonstrations.conftest import Shows
+from tests.helpers import Recorder, WithDropout
 
 Space = spaces.Space[Any]
 
@@ -405,3 +407,21 @@ def test_a_trace_of_predict_depends_on_its_input(policy: str) -> None:
     found = traced(rows)
     assert th.equal(found, own._predict(rows, deterministic=True))
     assert len(found.unique()) > 1
+
+
+def test_a_file_drops_no_features() -> None:
+    model = ACER("MlpPolicy", Recorder(), device="cpu", policy_kwargs={"features_extractor_class": WithDropout})
+    model.policy.set_training_mode(True)  # as after learn
+    network, rows = ActingNetwork(model.policy, None), th.rand(50, 2)
+    assert network(rows)[1].equal(network(rows)[1])
+
+
+def test_a_file_computes_features_of_images_in_float32() -> None:
+    env = DummyVecEnv([lambda: Shows(spaces.Box(0, 255, (1, 36, 36), np.uint8))])
+    model = ACER("CnnPolicy", env, seed=0, device="cpu", policy_kwargs={"use_bfloat16": True})
+    network, images = ActingNetwork(model.policy, None), th.randint(0, 256, (8, 1, 36, 36), dtype=th.uint8)
+    model.policy.use_bfloat16 = False
+    model.policy.set_training_mode(False)
+    with th.no_grad():
+        expected = model.policy.step(images, th.zeros(8, 0))[0]
+        np.testing.assert_allclose(network(images)[1], expected, rtol=1e-6)

@@ -288,3 +288,15 @@ def test_callbacks_find_the_names_of_stable_baselines() -> None:
     assert {step["samples_number"] for step in listen.heard[:10]} == {0}
     assert sum(step["samples_number"] for step in listen.heard[10::5]) == model._n_updates - 6
     assert listen.heard[3]["states"].shape == (2, model.policy.state_size)
+
+
+def test_a_list_of_parameters_leaves_frozen_ones_as_they_are() -> None:
+    one, other = (
+        ACER("MlpPolicy", "Pendulum-v1", device="cpu", policy_kwargs={"learn_log_std": False, "log_std_init": initial})
+        for initial in (0, -3)
+    )
+    arrays = [parameter.detach().numpy().copy() for parameter in one.get_parameter_list()]
+    other.load_parameters(arrays)
+    assert other.policy.log_std is not None
+    assert other.policy.log_std.item() == -3
+    np.testing.assert_array_equal(other.get_parameter_list()[0].detach(), arrays[0])

@@ -4,6 +4,7 @@ import codecs
 import copyreg
 import functools
 import importlib
+import io
 import operator
 import os
 import pickle
@@ -24,7 +25,7 @@ from gymnasium import spaces
 from stable_baselines3.common.env_util import make_vec_env
 
 from sb3_acer.sb2_compat.migration import MigrationError, load_obs_rms, load_stable_baselines
-from sb3_acer.sb2_compat.pickles import MAX_BYTES, MAX_OPCODES, PickleReader, Record
+from sb3_acer.sb2_compat.pickles import MAX_BYTES, MAX_OPCODES, PickleReader, Record, read_npy, to_array
 from tests.mutations import memory_for, mutated, mutated_zip, zipped
 from tests.sb2_compat.old_agents import (
     AGENTS,
@@ -287,3 +288,17 @@ def test_mutated_files_load_or_raise_one_error(n: int, tmp_path: Path) -> None:
     assert outcomes["loaded"] > n // 50
     assert outcomes["refused"] > n // 4
     assert not (tmp_path / "canary").exists()
+
+
+@pytest.mark.parametrize("protocol", range(6))
+@pytest.mark.parametrize(
+    "array",
+    [np.asfortranarray(np.arange(6.0).reshape(2, 3)), np.arange(6, dtype=">i4").reshape(2, 3)],
+    ids=["Fortran's order", "big-endian"],
+)
+def test_arrays_of_any_order_are_read(array: np.ndarray, protocol: int) -> None:
+    file = io.BytesIO()
+    np.save(file, array)
+    for found in (to_array(PickleReader().read(pickle.dumps(array, protocol))), read_npy(file.getvalue())):
+        np.testing.assert_array_equal(found, array)
+        assert found.dtype.isnative

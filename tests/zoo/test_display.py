@@ -154,3 +154,16 @@ def test_x11_and_wayland_are_screens(name: str, monkeypatch: pytest.MonkeyPatch)
     assert not display.has_screen()
     monkeypatch.setenv(name, "wayland-0")
     assert display.has_screen()
+
+
+def test_a_video_of_an_environment_without_a_speed_has_30_frames_a_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[Any] = []
+    monkeypatch.setattr(display, "write_film", lambda frames, fps, path: written.append(fps))
+    env = DummyVecEnv([lambda: gym.make("CartPole-v1", render_mode="rgb_array")])
+    monkeypatch.setattr(env, "get_attr", lambda *args, **kwargs: [{}])
+    film = display.Film(env, tmp_path)
+    film.frames = [np.zeros((8, 8, 3), np.uint8)]
+    film.close()
+    assert written == [30]

@@ -19,7 +19,7 @@ import yaml
 from optuna.distributions import IntDistribution
 from rl_zoo3.exp_manager import ExperimentManager
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.monitor import load_results
+from stable_baselines3.common.monitor import Monitor, load_results
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv
 
 from sb3_acer import ACER, distributed
@@ -27,6 +27,7 @@ from sb3_acer.callbacks import StopOnSignal
 from sb3_acer.checkpoint import find_checkpoint
 from sb3_acer.hyperparams import ENTRIES_FILE
 from sb3_acer.zoo import commands, experiment, registration
+from sb3_acer.zoo.experiment import Truncations, _number_of
 from sb3_acer.zoo.masking import Algorithms
 from sb3_acer.zoo.registration import convert_acer_params, entry_of
 from sb3_acer.zoo.study import open_storage
@@ -738,3 +739,37 @@ def test_arguments_of_enjoy_come_before_those_of_the_entry() -> None:
     algorithms = Algorithms({}, lambda *args, **kwargs: made.append(kwargs))  # type: ignore[arg-type]
     algorithms.create_env("CartPole-v1", hyperparams={"env_kwargs": {"a": 1, "b": 2}}, env_kwargs={"a": 3})
     assert made[0]["env_kwargs"] == {"a": 3, "b": 2}
+
+
+def test_the_row_of_an_episode_that_a_wrapper_truncates_has_monitors_keywords(tmp_path: Path) -> None:
+    class Scored(gym.Wrapper[Any, Any, Any, Any]):
+        def step(self, action: Any) -> Any:
+            *step, info = self.env.step(action)
+            return *step, {**info, "score": 7}
+
+    monitored = Monitor(Scored(gym.make("CartPole-v1")), str(tmp_path / "0"), info_keywords=("score",))
+    env = Truncations(gym.wrappers.TimeLimit(monitored, 3))
+    env.reset(seed=0)
+    for _ in range(3):
+        env.step(0)
+    env.close()
+    assert load_results(str(tmp_path))["score"].tolist() == [7]
+
+
+def test_whole_numbers_in_exponential_notation_are_integers() -> None:
+    numbers = [_number_of(text) for text in ("2e1", "5e-4", "lin_1e-3")]
+    assert numbers == [20, 5e-4, "lin_1e-3"]
+    assert [type(number) for number in numbers] == [int, float, str]
+
+
+def test_a_resumed_run_that_fails_before_its_first_step_stays_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpointed = ("--eval-freq", "-1", "--checkpoint-freq", "300")
+    sb3_acer("train", *SHORT_RUN, *checkpointed, "-n", "100", cwd=tmp_path)
+    run = tmp_path / "logs/acer/CartPole-v1_1"
+    before = {path: path.stat().st_mtime_ns for path in (run / "checkpoints").glob("*/*")}
+    monkeypatch.setattr(ACER, "_require_same_env", lambda agent: agent.no_memory)
+    with pytest.raises(AttributeError, match="no_memory"):
+        sb3_acer("train", "--resume", "-n", "1200", cwd=tmp_path)
+    assert {path: path.stat().st_mtime_ns for path in (run / "checkpoints").glob("*/*")} == before

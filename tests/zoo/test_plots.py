@@ -107,3 +107,18 @@ def test_the_curve_is_a_running_mean_over_the_steps_taken() -> None:
 def test_few_episodes_are_a_curve_too(n: int) -> None:
     (axes,) = plots.learning_curve(np.arange(1, n + 1), np.ones(n), "").axes
     assert len(np.asarray(axes.lines[0].get_xydata())) == max(1, n - 4)
+
+
+def test_what_ends_with_the_last_step_that_is_shown_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr(plots, "plot", lambda name, *args: shown.append(name))
+    for number, first in ((1, 10), (2, 20)):
+        run = tmp_path / "acer" / f"CartPole-v1_{number}"
+        run.mkdir(parents=True)
+        (run / "0.monitor.csv").write_text('#{"t_start": 0.0, "env_id": "CartPole-v1"}\nr,l,t\n9.0,9,0.1\n')
+        np.savez(run / "evaluations.npz", timesteps=np.array([first, 50]))
+    plots.plot_train(["-f", str(tmp_path), "-max", "9"])
+    plots.all_plots(["-f", str(tmp_path), "-max", "20"])
+    assert shown == ["plot-train", "all-plots"]
+    with pytest.raises(SystemExit, match="--max-timesteps must be at least 20, the first evaluation, got 19"):
+        plots.all_plots(["-f", str(tmp_path), "-max", "19"])

@@ -251,3 +251,7 @@ def test_every_entry_makes_an_acer_of_its_settings(
         assert getattr(model, name) == settings[name]
     assert model.env is not None
     model.env.close()
+
+
+def test_the_batch_of_the_first_trial_is_one_sequence_of_each_environment() -> None:
+    assert nearest_trial({}, n_envs=8)["batch_size"] == 8
