@@ -5,6 +5,7 @@ move of the average policy are then a few operations, however many layers there 
 
 import math
 from collections.abc import Callable
+from itertools import compress
 from typing import Any
 
 import torch as th
@@ -93,7 +94,7 @@ class FlatParameters:
         """
         self._owners: list[tuple[nn.Module, str]] | None = None  # of buffers; a copy's module may not be complete yet
         self._gradients: list[th.Tensor | None] = [None] * len(self.parameters)
-        self._frozen: list[tuple[nn.Parameter, th.Tensor]] = []
+        self._frozen: list[tuple[th.Tensor, th.Tensor]] = []
         for vector, group in zip(self.vectors, self._groups, strict=True):
             if not self._are_views(vector, group):
                 parameters = [self.parameters[index] for index in group]
@@ -197,8 +198,8 @@ class FlatParameters:
 
     def connect(self, optimizer: th.optim.Optimizer) -> None:
         """
-        Make an optimiser collect and zero the gradients of the single parameters, and leave frozen ones as they are. A
-        copy of an optimiser has to be connected again.
+        Make an optimiser collect and zero the gradients of the single parameters, and leave frozen ones and their part
+        of its state as they are. Its count of steps goes on for all. A copy of an optimiser has to be connected again.
 
         :param optimizer: of the vectors, or of the single parameters
         """
@@ -206,16 +207,27 @@ class FlatParameters:
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(self._after_step)
 
-    def _before_step(self, *_: Any) -> None:
-        """Collect parameters and gradients, and keep copies of the parameters that are frozen by now."""
+    def _before_step(self, optimizer: th.optim.Optimizer, *_: Any) -> None:
+        """Collect parameters and gradients, and keep copies of what the step must leave as it is."""
         self._collect_parameters()
         self._collect_gradients()
-        learnt = (pair[0] for pair in zip(self.parameters, self._gradients, strict=True) if pair[1] is not None)
-        self._frozen = [(each, each.detach().clone()) for each in learnt if not each.requires_grad]
+        self._frozen = []
+        for vector, group in zip(self.vectors, self._groups, strict=True):
+            frozen = [not self.parameters[index].requires_grad for index in group]
+            if vector.grad is None or not any(frozen):
+                continue
+            for parameter in compress((self.parameters[index] for index in group), frozen):
+                parameter.grad = None  # an optimiser of single parameters does not step them then
+            slots = (slot for slot in optimizer.state.get(vector, {}).values() if th.is_tensor(slot))
+            for values in (vector.data, *(slot for slot in slots if slot.shape == vector.shape)):
+                views = compress(self._split(values, group), frozen)
+                self._frozen += [(view, view.clone()) for view in views]
 
     def _after_step(self, *_: Any) -> None:
-        for parameter, before in self._frozen:
-            parameter.data.copy_(before)
+        for view, before in self._frozen:
+            view.copy_(before)
+        if self._frozen:
+            self._connect_gradients()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """
@@ -223,12 +235,15 @@ class FlatParameters:
 
         :param set_to_none: unused: the gradients stay views
         """
-        for parameter, gradient in zip(self.parameters, self._gradients, strict=True):
-            if parameter.grad is not gradient:
-                parameter.grad = gradient
+        self._connect_gradients()
         for vector in self.vectors:
             if vector.grad is not None:
                 vector.grad.zero_()
+
+    def _connect_gradients(self) -> None:
+        for parameter, gradient in zip(self.parameters, self._gradients, strict=True):
+            if parameter.grad is not gradient:
+                parameter.grad = gradient
 
     def _collect_parameters(self) -> None:
         """Copy parameters that have been given other memory, by a layer that bounds its norm say, into the vectors."""

@@ -243,6 +243,36 @@ def test_a_parameter_that_is_frozen_before_or_later_stays(optimizer_class: Calla
     assert step()["2.weight"].any()
 
 
+@pytest.mark.parametrize(
+    ("optimizer_class", "kwargs"),
+    [*OPTIMIZERS, (th.optim.AdamW, {"weight_decay": 0.1}), (th.optim.Adam, {"weight_decay": 0.1}), (OwnAdam, {})],
+    ids=str,
+)
+def test_the_optimizers_state_of_a_parameter_that_is_frozen_for_a_while_waits(
+    optimizer_class: Callable[..., th.optim.Optimizer], kwargs: dict[str, Any]
+) -> None:
+    network, same = a_network(), a_network()
+    flat = FlatParameters(network)
+    ours = flat.make_optimizer(optimizer_class, 1e-2, kwargs)
+    theirs = optimizer_class(same.parameters(), lr=1e-2, **kwargs)
+    for n_steps, learns in ((3, True), (20, False), (1, True)):
+        for each, optimizer in ((network, ours), (same, theirs)):
+            each[2].requires_grad_(learns)
+            for _ in range(n_steps):
+                optimizer.zero_grad()
+                loss_of(each).backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+    states: list[dict[str, th.Tensor]] = [ours.state.get(parameter, {}) for parameter in network.parameters()]
+    for name, slot in ours.state.get(flat.vectors[0], {}).items():
+        if th.is_tensor(slot) and slot.dim() == 1:
+            for state, part in zip(states, flat._split(slot, [*range(len(states))]), strict=True):
+                state[name] = part
+    for state, other in zip(states, same.parameters(), strict=True):
+        for name, expected in theirs.state[other].items():
+            if th.is_tensor(expected) and expected.shape == other.shape:
+                th.testing.assert_close(state[name], expected, rtol=1e-9, atol=1e-12)
+
+
 def test_the_average_moves_by_one_minus_alpha_and_has_no_gradients() -> None:
     network = a_network()
     network[2].weight.requires_grad_(False)
