@@ -1,14 +1,16 @@
 """
 The algorithm: when to act, to store, to update. :mod:`sb3_acer.update` says what an update computes.
+
+ACER's base classes add one thing each, from the first to the last: :mod:`~sb3_acer.saving` files,
+:mod:`~sb3_acer.rollouts` acting and storing, :mod:`~sb3_acer.data_parallel` several processes,
+:mod:`~sb3_acer.resuming` checkpoints, :mod:`~sb3_acer.sb2_compat.interface` stable-baselines' methods.
 """
 
 import math
 import secrets
 import warnings
-import zipfile
 from collections.abc import Iterator
 from copy import copy, deepcopy
-from inspect import signature
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, cast
 
@@ -27,10 +29,10 @@ from sb3_acer.arguments import (
     RULES,
     check_callback,
     check_policy_kwargs,
-    comparable,
     explain_other_names,
     make_env,
-    policy_kwargs_error,
+    policy_errors,
+    set_num_threads,
 )
 from sb3_acer.buffer import SequenceReplayBuffer
 from sb3_acer.checks import (
@@ -42,14 +44,11 @@ from sb3_acer.checks import (
     check_seed,
     check_verbose,
     check_whole,
-    constructor_arguments,
     require,
-    such_as,
 )
 from sb3_acer.data_parallel import generators_of_rank
 from sb3_acer.distributions import make_family
 from sb3_acer.policies import (
-    LEAST_IMAGE,
     ACERPolicy,
     CnnLnLstmPolicy,
     CnnLstmPolicy,
@@ -65,14 +64,11 @@ from sb3_acer.rollouts import Generators
 from sb3_acer.sb2_compat.interface import StableBaselinesInterface
 from sb3_acer.schedules import SCHEDULES, NamedSchedule, make_schedule
 from sb3_acer.sequences import SequenceBatch
-from sb3_acer.storage import FilePath, named, opened
 from sb3_acer.update import Settings, Update, compute_update, metrics
 from sb3_acer.vec_normalize import normalize_of_policy
 
 SelfACER = TypeVar("SelfACER", bound="ACER")
 
-_FIXED_BY_THE_FILE = ("policy", "_init_setup_model")
-"""arguments of the constructor that `load` cannot replace"""
 _SMALL = 100_000
 """parameters; smaller networks are updated faster on a CPU than on a GPU"""
 
@@ -244,7 +240,7 @@ class ACER(StableBaselinesInterface):
         self._early_logs: tuple[int, ...] = ()
         self._logged_at = -1
         self._check_arguments()
-        _set_num_threads(num_procs, n_cpu_tf_sess)
+        set_num_threads(num_procs, n_cpu_tf_sess)
         has_env = env is not None or not _init_setup_model
         require(has_env, "env", "an environment; None is for _init_setup_model=False, as load builds an agent", env)
         if env is not None:
@@ -392,32 +388,8 @@ class ACER(StableBaselinesInterface):
 
     def _make_policy(self) -> ACERPolicy:
         policy_kwargs = _copied(self.policy_kwargs)
-        try:
-            policy: ACERPolicy = self.policy_class(
-                self.observation_space, self.action_space, self.lr_schedule, **policy_kwargs
-            )
-        except TypeError as error:  # of a class that takes any argument
-            others = policy_kwargs.keys() - signature(ACERPolicy).parameters.keys()
-            unknown = [name for name in others if f"unexpected keyword argument '{name}'" in str(error)]
-            if not unknown:
-                raise
-            rule = f"policy_kwargs must be arguments of {self.policy_class.__name__}, got {unknown[0]!r}: {error}"
-            raise policy_kwargs_error(rule, policy_kwargs) from error
-        except AssertionError as error:  # SB3's features extractors assert that observations and arguments fit
-            options = policy_kwargs.get("features_extractor_kwargs")
-            if options and not str(error):
-                rule = "ones that the features extractor takes for these observations"
-                raise ValueError(f"features_extractor_kwargs must be {rule}, got {options!r}") from error
-            raise ValueError(f"policy must fit the observations, got {self.policy_class.__name__}: {error}") from error
-        except RuntimeError as error:
-            if "Kernel size" not in str(error):
-                raise
-            least = f"{LEAST_IMAGE} x {LEAST_IMAGE} at least with SB3's NatureCNN"
-            rule = f"have images with channels first that convolutions fit into, {least}"
-            raise ValueError(
-                f"observation_space must {rule}, or policy_kwargs another features_extractor_class, got "
-                f"{self.observation_space}: {error}"
-            ) from error
+        with policy_errors(self.policy_class, policy_kwargs, self.observation_space):
+            policy = self.policy_class(self.observation_space, self.action_space, self.lr_schedule, **policy_kwargs)
         if isinstance(policy.optimizer, RMSpropTFLike):  # not before: the policy's class may choose another one
             options = {"alpha": self.rprop_alpha, "eps": self.rprop_epsilon, **policy.optimizer_kwargs}
             policy.optimizer_kwargs = options
@@ -437,65 +409,6 @@ class ACER(StableBaselinesInterface):
         seed = check_seed("seed", seed)
         super().set_random_seed(None if seed is None else (seed + distributed.rank() * self.n_envs) % 2**32)
         self._rngs = generators_of_rank(seed)
-
-    @classmethod
-    @th.inference_mode(False)
-    def load(
-        cls: type[SelfACER],
-        path: FilePath,
-        env: GymEnv | str | None = None,
-        device: th.device | str = "auto",
-        custom_objects: dict[str, Any] | None = None,
-        print_system_info: bool = False,
-        force_reset: bool = True,
-        **kwargs: Any,
-    ) -> SelfACER:
-        """
-        Load an agent, see :meth:`BaseAlgorithm.load`; ``env`` may be the id of an environment too. Keyword arguments of
-        the constructor replace the saved ones, except ``policy`` and ``_init_setup_model``, which are refused, and
-        ``policy_kwargs``, which must equal those of the saved agent.
-
-        As in all agents of SB3, parts of the file are pickles: loading it can run code that its author put there. Load
-        only files whose author you trust.
-
-        :raises ValueError: if the file is damaged or no agent, if it does not fit ``env``, and for an argument outside
-            its range; the message names the file
-        """
-        check_boolean("print_system_info", print_system_info)
-        check_boolean("force_reset", force_reset)
-        known = constructor_arguments(cls) - set(_FIXED_BY_THE_FILE)
-        unknown = [name for name in kwargs if name not in known]
-        other = f"other than {' and '.join(_FIXED_BY_THE_FILE)}"
-        rule = f"arguments of the constructor {other}{such_as(unknown, known)}"
-        require(not unknown, "keyword arguments of load", rule, ", ".join(unknown))
-        _set_num_threads(kwargs.pop("num_procs", None), kwargs.pop("n_cpu_tf_sess", None))
-        env = env if env is None else make_env(env, verbose=0)
-        device = check_device("device", device)
-        for name, attribute in ATTRIBUTES.items():
-            if name in kwargs:
-                kwargs[attribute] = kwargs.pop(name)
-        given = kwargs.pop("policy_kwargs", None)
-        with opened(path, "zip") as file, named(path):
-            if not zipfile.is_zipfile(file):
-                raise ValueError("it is no zip file (load_stable_baselines loads agents of stable-baselines)")
-            model = super().load(file, env, device, custom_objects, print_system_info, force_reset, **kwargs)
-            if given is not None:
-                rule = f"those of the saved agent, {model.policy_kwargs}"
-                require(comparable(given) == comparable(model.policy_kwargs), "policy_kwargs", rule, given)
-            if "buffer_size" in kwargs:
-                size, asked = model.replay_buffer.buffer_size, model.buffer_size
-                require(size == asked, "buffer_size", f"{size}, as in the saved replay buffer", asked)
-        # What the optimiser was saved with has replaced what it was built with.
-        options = [option for name, option in (("rprop_alpha", "alpha"), ("rprop_epsilon", "eps")) if name in kwargs]
-        if issubclass(model.policy.optimizer_class, RMSpropTFLike):
-            for group in model.policy.optimizer.param_groups:
-                group.update({option: model.policy.optimizer_kwargs[option] for option in options})
-        if "seed" in kwargs:
-            model.set_random_seed(kwargs["seed"])
-        return model
-
-    def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
-        return ["policy", "policy.optimizer", "average_policy"], []
 
     def learn(
         self: SelfACER,
@@ -723,13 +636,3 @@ class ACER(StableBaselinesInterface):
 def _copied(kwargs: dict[str, Any]) -> dict[str, Any]:
     """A copy with its dicts and lists copied, and the same modules in them."""
     return {key: copy(value) if isinstance(value, (dict, list)) else value for key, value in kwargs.items()}
-
-
-def _set_num_threads(num_procs: Any, n_cpu_tf_sess: Any) -> None:
-    """Set torch's number of threads, if an old script gives one."""
-    for name, n_threads in (("num_procs", num_procs), ("n_cpu_tf_sess", n_cpu_tf_sess)):
-        if n_threads is not None:
-            n_threads = check_integer(name, n_threads, 1, 4096)
-            message = f"{name} is deprecated: torch.set_num_threads({n_threads}) is called"
-            warnings.warn(message, DeprecationWarning, stacklevel=4)
-            th.set_num_threads(n_threads)

@@ -3,7 +3,8 @@
 import os
 import warnings
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import partial, wraps
 from inspect import signature
@@ -11,6 +12,7 @@ from typing import Any, ParamSpec, cast
 
 import gymnasium as gym
 import numpy as np
+import torch as th
 from stable_baselines3.common.base_class import BaseAlgorithm, maybe_make_env
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
@@ -30,6 +32,7 @@ from sb3_acer.checks import (
     constructor_arguments,
     require,
 )
+from sb3_acer.policies import LEAST_IMAGE, ACERPolicy
 from sb3_acer.schedules import SCHEDULES
 
 Rule = Callable[[str, Any], Any]
@@ -157,15 +160,52 @@ def check_policy_kwargs(policy_kwargs: Any, policy_class: type) -> None:
     try:
         check_kwargs("policy_kwargs", policy_kwargs, policy_class, ("observation_space", "action_space", "lr_schedule"))
     except ValueError as error:
-        raise policy_kwargs_error(str(error), policy_kwargs) from error
+        raise _with_new_names(str(error), policy_kwargs) from error
 
 
-def policy_kwargs_error(message: str, policy_kwargs: Any) -> ValueError:
+@contextmanager
+def policy_errors(policy_class: type, policy_kwargs: dict[str, Any], observation_space: Any) -> Iterator[None]:
     """
-    :param message: what is wrong
-    :param policy_kwargs: keyword arguments of a policy
-    :return: an error that also says what is in place of the arguments of stable-baselines' policies
+    While a policy is built: errors of SB3, of torch and of a subclass that are about its arguments name these.
+
+    :param policy_class: the policy's class
+    :param policy_kwargs: its keyword arguments
+    :param observation_space: the observation space
+    :raises ValueError: for arguments that the class or its features extractor does not take
     """
+    try:
+        yield
+    except TypeError as error:  # of a class that takes any argument
+        others = policy_kwargs.keys() - signature(ACERPolicy).parameters.keys()
+        unknown = [name for name in others if f"unexpected keyword argument '{name}'" in str(error)]
+        if not unknown:
+            raise
+        rule = f"policy_kwargs must be arguments of {policy_class.__name__}, got {unknown[0]!r}: {error}"
+        raise _with_new_names(rule, policy_kwargs) from error
+    except AssertionError as error:  # SB3's features extractors assert that observations and arguments fit
+        options = policy_kwargs.get("features_extractor_kwargs")
+        if options and not str(error):
+            rule = "ones that the features extractor takes for these observations"
+            raise ValueError(f"features_extractor_kwargs must be {rule}, got {options!r}") from error
+        raise ValueError(f"policy must fit the observations, got {policy_class.__name__}: {error}") from error
+    except (RuntimeError, KeyError) as error:
+        rules = {
+            "Kernel size": f"images with channels first that convolutions fit into, {LEAST_IMAGE} x {LEAST_IMAGE} at "
+            "least with SB3's NatureCNN",
+            "module name": "keys that SB3's CombinedExtractor can name its modules after",  # none is empty or has a dot
+        }
+        message = " ".join(map(str, error.args))  # a KeyError's own text has it in quotes
+        rule = next((rule for text, rule in rules.items() if text in message), "")
+        if not rule:
+            raise
+        raise ValueError(
+            f"observation_space must have {rule}, or policy_kwargs another features_extractor_class, got "
+            f"{observation_space}: {message}"
+        ) from error
+
+
+def _with_new_names(message: str, policy_kwargs: Any) -> ValueError:
+    """The error that also says what is in place of arguments of stable-baselines' policies."""
     old = [name for name in OLD_POLICY_NAMES if name in (policy_kwargs or {})]
     now = ", ".join(f"stable-baselines' {name} is now {OLD_POLICY_NAMES[name]}" for name in old)
     return ValueError(f"{message}; {now}" if now else message)
@@ -246,3 +286,18 @@ def make_env(env: Any, verbose: int) -> gym.Env[Any, Any] | VecEnv:
         raise ValueError(f"env must be {rule}, got {env!r}: {error}") from error
     except gym.error.Error as error:
         raise ValueError(f"env must be an environment, or the id of a registered one, got {env!r}: {error}") from error
+
+
+def set_num_threads(num_procs: Any, n_cpu_tf_sess: Any) -> None:
+    """
+    Set torch's number of threads, if an old script gives one.
+
+    :param num_procs: stable-baselines' argument of that name
+    :param n_cpu_tf_sess: stable-baselines' argument of that name
+    """
+    for name, n_threads in (("num_procs", num_procs), ("n_cpu_tf_sess", n_cpu_tf_sess)):
+        if n_threads is not None:
+            n_threads = check_integer(name, n_threads, 1, 4096)
+            message = f"{name} is deprecated: torch.set_num_threads({n_threads}) is called"
+            warnings.warn(message, DeprecationWarning, stacklevel=4)
+            th.set_num_threads(n_threads)

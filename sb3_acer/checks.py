@@ -140,7 +140,7 @@ def such_as(unknown: Iterable[str], known: Iterable[str]) -> str:
     """
     :return: the rest of a rule: known names that are like unknown ones
     """
-    alike = [name for each in unknown for name in get_close_matches(each, list(known), n=1)]
+    alike = [name for each in unknown for name in get_close_matches(each, list(known), 1, cutoff=0.75)]
     return f", such as {', '.join(alike)}" if alike else ""
 
 

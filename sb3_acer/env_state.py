@@ -203,7 +203,7 @@ def _end_of(process: Any, index: int) -> str:
     process.join()
     code = process.exitcode
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    above = ", see its traceback above" if code > 0 else ""
+    above = ", see its traceback above" if code == 1 else ""  # the code of exceptions
     return f"the process of environment {index} {how}{above}"
 
 

@@ -1,22 +1,35 @@
-"""
-Saving and loading in files that are never half written: parameters and replay buffers, and saving agents.
-:meth:`ACER.load` loads agents.
-"""
+"""Saving and loading: agents, their parameters and replay buffers, in files that are never half written."""
 
+import zipfile
 from collections.abc import Iterable
 from contextlib import suppress
 from copy import deepcopy
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch as th
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.save_util import load_from_zip_file, recursive_getattr
+from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
+from stable_baselines3.common.type_aliases import GymEnv
 
+from sb3_acer.arguments import ATTRIBUTES, comparable, make_env, set_num_threads
 from sb3_acer.buffer import SequenceReplayBuffer
-from sb3_acer.checks import check_boolean, check_device, check_parameters, require
+from sb3_acer.checks import (
+    check_boolean,
+    check_device,
+    check_parameters,
+    constructor_arguments,
+    require,
+    such_as,
+)
 from sb3_acer.policies import ACERPolicy
 from sb3_acer.storage import FilePath, named, opened, replacing
+
+SelfSaving = TypeVar("SelfSaving", bound="SavingAlgorithm")
+
+_FIXED_BY_THE_FILE = ("policy", "_init_setup_model")
+"""arguments of the constructor that `load` cannot replace"""
 
 
 class SavingAlgorithm(OffPolicyAlgorithm):
@@ -49,6 +62,65 @@ class SavingAlgorithm(OffPolicyAlgorithm):
                 super().save(file, exclude, include)
         finally:
             self.policy_kwargs = own
+
+    @classmethod
+    @th.inference_mode(False)
+    def load(
+        cls: type[SelfSaving],
+        path: FilePath,
+        env: GymEnv | str | None = None,
+        device: th.device | str = "auto",
+        custom_objects: dict[str, Any] | None = None,
+        print_system_info: bool = False,
+        force_reset: bool = True,
+        **kwargs: Any,
+    ) -> SelfSaving:
+        """
+        Load an agent, see :meth:`BaseAlgorithm.load`; ``env`` may be the id of an environment too. Keyword arguments of
+        the constructor replace the saved ones, except ``policy`` and ``_init_setup_model``, which are refused, and
+        ``policy_kwargs``, which must equal those of the saved agent.
+
+        As in all agents of SB3, parts of the file are pickles: loading it can run code that its author put there. Load
+        only files whose author you trust.
+
+        :raises ValueError: if the file is damaged or no agent, if it does not fit ``env``, and for an argument outside
+            its range; the message names the file
+        """
+        check_boolean("print_system_info", print_system_info)
+        check_boolean("force_reset", force_reset)
+        known = constructor_arguments(cls) - set(_FIXED_BY_THE_FILE)
+        unknown = [name for name in kwargs if name not in known]
+        other = f"other than {' and '.join(_FIXED_BY_THE_FILE)}"
+        rule = f"arguments of the constructor {other}{such_as(unknown, known)}"
+        require(not unknown, "keyword arguments of load", rule, ", ".join(unknown))
+        set_num_threads(kwargs.pop("num_procs", None), kwargs.pop("n_cpu_tf_sess", None))
+        env = env if env is None else make_env(env, verbose=0)
+        device = check_device("device", device)
+        for name, attribute in ATTRIBUTES.items():
+            if name in kwargs:
+                kwargs[attribute] = kwargs.pop(name)
+        given = kwargs.pop("policy_kwargs", None)
+        with opened(path, "zip") as file, named(path):
+            if not zipfile.is_zipfile(file):
+                raise ValueError("it is no zip file (load_stable_baselines loads agents of stable-baselines)")
+            model = super().load(file, env, device, custom_objects, print_system_info, force_reset, **kwargs)
+            if given is not None:
+                rule = f"those of the saved agent, {model.policy_kwargs}"
+                require(comparable(given) == comparable(model.policy_kwargs), "policy_kwargs", rule, given)
+            if "buffer_size" in kwargs:
+                size, asked = model.replay_buffer.buffer_size, model.buffer_size
+                require(size == asked, "buffer_size", f"{size}, as in the saved replay buffer", asked)
+        # What the optimiser was saved with has replaced what it was built with.
+        options = [option for name, option in (("rprop_alpha", "alpha"), ("rprop_epsilon", "eps")) if name in kwargs]
+        if issubclass(model.policy.optimizer_class, RMSpropTFLike):
+            for group in model.policy.optimizer.param_groups:
+                group.update({option: model.policy.optimizer_kwargs[option] for option in options})
+        if "seed" in kwargs:
+            model.set_random_seed(kwargs["seed"])
+        return model
+
+    def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
+        return ["policy", "policy.optimizer", "average_policy"], []
 
     def get_parameters(self) -> dict[str, dict[str, Any]]:
         """

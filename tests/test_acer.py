@@ -54,7 +54,7 @@ from sb3_acer.policies import ACERPolicy, MlpLstmPolicy, MlpPolicy
 from sb3_acer.recurrent import LSTM
 from sb3_acer.sequences import SequenceBatch
 from sb3_acer.update import Update, metrics
-from tests.helpers import Catch, Constant, Integers, NormalisedFeatures, Recall, Recorder, TMaze
+from tests.helpers import Catch, Constant, Integers, NormalisedFeatures, Recall, Recorder, Shows, TMaze
 
 SMALL: dict[str, Any] = {
     "n_steps": 5,
@@ -1225,6 +1225,13 @@ def test_a_seed_that_is_given_to_load_begins_the_draws_anew(tmp_path: Path) -> N
             r"Multi-dimensional MultiBinary\(.*\) action space is not supp",
         ),
         ({"env": Recorder(spaces.MultiBinary([3]))}, r"MultiBinary of a number of bits, or Box"),
+        (
+            {
+                "policy": "MultiInputPolicy",
+                "env": Shows(spaces.Dict({"arm.pose": spaces.Box(-1, 1, (3,))}), spaces.Discrete(2)),
+            },
+            r"observation_space must have keys that SB3's CombinedExtractor .*, got Dict\('arm.pose'.*can't contain",
+        ),
         (
             {"replay_buffer_class": ReplayBuffer},
             "replay_buffer_class must be a subclass of SequenceReplayBuffer, got <cl",

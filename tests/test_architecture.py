@@ -35,10 +35,10 @@ ALGORITHM: dict[str, set[str]] = {
     "prediction": {"checks", "distributions", "sequences"},
     "policies": {"checks", "distributions", "heads", "mlp", "recurrent", "parameters", "prediction", "sequences"},
     "buffer": {"checks", "finite", "frames", "ring", "sequences", "storage"},
-    "arguments": {"buffer", "checks", "schedules"},
+    "arguments": {"buffer", "checks", "policies", "schedules"},
     "update": {"distributions", "estimators", "policies", "sequences"},
     "masks": {"checks", "distributions", "env_state"},
-    "saving": {"buffer", "checks", "policies", "storage"},
+    "saving": {"arguments", "buffer", "checks", "policies", "storage"},
     "rollouts": {
         "arguments",
         "checks",

@@ -262,10 +262,17 @@ def test_two_thousand_odd_arguments_work_or_are_named(case: tuple[str, str], val
             "policy_kwargs must be arguments .*, such as net_arch, got 'net_",
         ),
         ("ACER", {"policy_kwargs": {"act_fun": 3}}, "got 'act_fun'; stable-baselines' act_fun is now activation_fn"),
+        ("ACER", {"policy_kwargs": {"n_lstm": 3}}, "arguments of MlpPolicy, got 'n_lstm'; .* is now lstm_hidden_size"),
         ("ACER", {"replay_buffer_kwargs": {"size": 3}}, "replay_buffer_kwargs must be arguments of Sequ.*, got 'size'"),
         ("ACER", {"stats_window_size": 0}, "stats_window_size must be an integer of at least 1, got 0"),
         ("ACER", {"num_procs": 0}, "num_procs must be an integer of at least 1, got 0"),
-        ("a policy", {"net_arch": [0]}, r"net_arch must be a list of widths .*, got \[0\]"),
+        ("a policy", {"net_arch": [0]}, r"net_arch must be a list of widths .*, its other name\), got \[0\]"),
+        (
+            "a policy",
+            {"net_arch": [8, "lstm"]},
+            r"a list of widths .*: shared layers are .*'lstm' is .*, got \[8, 'lstm'\]",
+        ),
+        ("a policy", {"net_arch": [8, {"pi": [4]}]}, r"shared layers are a features extractor here.*, got \[8, {'pi'"),
         ("a policy", {"activation_fn": "relu"}, "activation_fn must be a class of torch modules .*, got 'relu'"),
         ("a policy", {"activation_fn": th.nn.Linear}, "activation_fn must be a class of torch modules .*Linear"),
         (

@@ -200,6 +200,8 @@ class Mortal(Recorder):
         if self.rest == 0:
             if self.signum is None:
                 raise LookupError("the simulator is gone")
+            if self.signum == 0:
+                os._exit(3)
             os.kill(os.getpid(), self.signum)
         return super().step(action)
 
@@ -208,6 +210,7 @@ class Mortal(Recorder):
     ("start_method", "signum", "message"),
     [
         ("fork", signal.SIGKILL, "^the process of environment 1 was killed by SIGKILL$"),
+        ("fork", 0, "^the process of environment 1 ended with exit code 3$"),
         ("fork", None, "^the process of environment 1 ended with exit code 1, see its traceback above$"),
         ("spawn", None, "^the process of environment 1 ended with exit code 1, see its traceback above$"),
     ],

@@ -276,6 +276,7 @@ class Experiment(ExperimentManager):
             return
         line = Path(self.params_path, "command.txt")
         before = line.read_text().rstrip("\n") + "\n" if line.exists() else ""  # of a run that is resumed
+        self.saved_hyperparams["n_timesteps"] = self.n_timesteps  # those of -n, which the zoo's benchmark shows too
         super()._save_config(self.saved_hyperparams)
         line.write_text(before + line.read_text().rstrip("\n") + "\n")
         if "TORCHELASTIC_RESTART_COUNT" in os.environ:  # of torchrun

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
@@ -17,24 +16,6 @@ SPACES: tuple[spaces.Space[Any], ...] = (
     spaces.Box(-2, 2, (2,)),
     spaces.Box(0, 10, (2, 1), np.int32),
 )
-
-
-class Shows(gym.Env[Any, Any]):
-    """Observations sampled from the observation space; episodes of five steps."""
-
-    def __init__(self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any] | None = None) -> None:
-        self.observation_space = observation_space
-        self.action_space = action_space or spaces.Discrete(3)
-        self.n_steps = 0
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        self.n_steps = 0
-        return self.observation_space.sample(), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self.n_steps += 1
-        return self.observation_space.sample(), 1.0, self.n_steps == 5, False, {}
 
 
 def an_agent(env: Any, policy: str = "MlpPolicy", **changes: Any) -> ACER:

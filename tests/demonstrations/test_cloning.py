@@ -15,8 +15,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from sb3_acer.demonstrations.cloning import _least_log_std, behaviour_cloning
 from sb3_acer.demonstrations.dataset import ExpertDataset
 from sb3_acer.demonstrations.recording import generate_expert_traj
-from tests.demonstrations.conftest import SPACES, Shows, an_agent, expert_of, old_arrays, quiet
-from tests.helpers import Recorder
+from tests.demonstrations.conftest import SPACES, an_agent, expert_of, old_arrays, quiet
+from tests.helpers import Recorder, Shows
 from tests.test_policies import sequences_of
 
 

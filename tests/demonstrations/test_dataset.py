@@ -15,8 +15,8 @@ from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
 from sb3_acer import ACER
 from sb3_acer.demonstrations.cloning import behaviour_cloning
 from sb3_acer.demonstrations.dataset import ExpertDataset
-from tests.demonstrations.conftest import SPACES, Shows, an_agent, expert_of, new_arrays, old_arrays, quiet, save
-from tests.helpers import Recorder, WithDropout
+from tests.demonstrations.conftest import SPACES, an_agent, expert_of, new_arrays, old_arrays, quiet, save
+from tests.helpers import Recorder, Shows, WithDropout
 
 
 def test_files_of_stable_baselines_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,8 +20,8 @@ from sb3_acer.demonstrations.cloning import behaviour_cloning
 from sb3_acer.demonstrations.dataset import ExpertDataset
 from sb3_acer.demonstrations.recording import generate_expert_traj
 from sb3_acer.vec_normalize import running_statistics
-from tests.demonstrations.conftest import SPACES, Shows, an_agent, old_arrays, quiet, save
-from tests.helpers import Constant, Integers, Recorder
+from tests.demonstrations.conftest import SPACES, an_agent, old_arrays, quiet, save
+from tests.helpers import Constant, Integers, Recorder, Shows
 
 
 class Watcher:

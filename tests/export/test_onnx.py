@@ -21,8 +21,7 @@ from torch.onnx._internal.exporter._registration import ONNXRegistry
 from sb3_acer import ACER
 from sb3_acer.export import export_onnx
 from sb3_acer.export.onnx import ActingNetwork, main
-from tests.demonstrations.conftest import Shows
-from tests.helpers import Recorder, WithDropout
+from tests.helpers import Recorder, Shows, WithDropout
 
 Space = spaces.Space[Any]
 

@@ -225,7 +225,7 @@ def test_an_agent_can_be_trained_with_any_trial_of_a_search(shell: Path) -> None
         sb3_acer(*words[:-1], str(trial.number), "-n", "100", "--eval-freq", "-1", cwd=shell)
         run = shell / f"logs/acer/CartPole-v1_{trial.number + 2}"  # run 1 is the search
         config = dict(yaml.unsafe_load((run / "CartPole-v1/config.yml").read_text()))
-        assert config == HYPERPARAMS["CartPole-v1"] | convert_acer_params(trial.params)
+        assert config == HYPERPARAMS["CartPole-v1"] | convert_acer_params(trial.params) | {"n_timesteps": 100}
         assert len(list(run.glob("*.monitor.csv"))) == config["n_envs"] == 2 ** trial.params["n_envs_pow"]
         assert ACER.load(run / "CartPole-v1.zip").gamma == 1 - trial.params["one_minus_gamma"]
 
