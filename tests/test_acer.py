@@ -203,15 +203,15 @@ def test_gradients_are_clipped_to_the_norm_and_not_at_all_for_none() -> None:
         assert norm.item() == pytest.approx(1e-3 if max_grad_norm else update.grad_norm, rel=1e-4)
 
 
-@pytest.mark.parametrize(("terminates", "value"), [(False, 10.0), (True, 6.5)])
-def test_a_time_limit_is_no_terminal_state(terminates: bool, value: float) -> None:
+@pytest.mark.parametrize("terminates", [False, True])
+def test_a_time_limit_is_no_terminal_state(terminates: bool) -> None:
     """A reward of 1 for ever is worth 1 / (1 - gamma) = 10; for ten steps, sum 0.9^t, 6.5 at the first of them."""
     env = make_vec_env(Constant, n_envs=4, env_kwargs={"terminates": terminates})
     model = small(env, n_steps=10, gamma=0.9, learning_rate=1e-2, lr_schedule="constant", replay_start=20)
     model.learn(2000)
     # the state is the same at all ten steps: with terminal states its value is at most that of the first step
     reached = model.policy.predict_values(th.ones(1, 1), th.zeros(1, 0)).item()
-    assert reached == pytest.approx(10.0, abs=0.5) if not terminates else reached < value
+    assert reached < 6.5 if terminates else reached == pytest.approx(10.0, abs=0.5)
 
 
 @pytest.mark.parametrize("handled", [True, False])
