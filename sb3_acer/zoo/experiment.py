@@ -56,7 +56,7 @@ class TrialNumber(int):
         return True
 
 
-class Run:
+class TrialRun:
     """
     The trial as a training run of it sees it.
 
@@ -331,7 +331,7 @@ class Experiment(ExperimentManager):
 
     def objective(self, trial: optuna.Trial) -> float:
         experiment = copy(self)  # trials may run in parallel threads
-        runs: list[Any] = [Run(trial, number == 0, self.fixed) for number in range(self.n_runs)]
+        runs: list[Any] = [TrialRun(trial, number == 0, self.fixed) for number in range(self.n_runs)]
         values: list[float] = []
         if self.algo == "acer":
             suggest(runs[0], N_ENVS_RANGE)

@@ -24,7 +24,7 @@ from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from sb3_acer import ACER
 from sb3_acer.hyperparams import ENTRIES_FILE, old_zoo
 from sb3_acer.zoo import registration
-from sb3_acer.zoo.experiment import Experiment, Run
+from sb3_acer.zoo.experiment import Experiment, TrialRun
 from sb3_acer.zoo.mistakes import SUITES
 from sb3_acer.zoo.registration import convert_acer_params, entry_of, nearest_trial, sample_acer_params, setting_of
 from tests.zoo.conftest import HYPERPARAMS
@@ -77,7 +77,7 @@ def test_a_fixed_setting_is_not_drawn_and_the_others_are(policy: str) -> None:
     assert settings == {setting_of(name) for name in asked.params}
     for name in settings:
         asked, fixed = new_study(0, policy).ask(), {name: 20}
-        drawn = sample_acer_params(cast(optuna.Trial, Run(asked, True, fixed)), 1, 1, {})
+        drawn = sample_acer_params(cast(optuna.Trial, TrialRun(asked, True, fixed)), 1, 1, {})
         assert drawn == convert_acer_params(asked.params)
         assert drawn.keys() | fixed.keys() == settings
         assert drawn.get(name, 20) == 20  # n_steps is noted where burn_in is a share of it
