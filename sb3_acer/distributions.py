@@ -61,8 +61,6 @@ class Family(ABC):
     """D, the number of components of an action."""
     n_features: int
     """The width of an action as input of a network, see :meth:`encode`."""
-    action_dtype: th.dtype
-    """The type of the actions' components in tensors."""
     normal_noise: bool = False
     """Whether samples are made of standard normal numbers; otherwise of numbers uniform on [0, 1)."""
     enumerable: bool = False
@@ -309,7 +307,7 @@ class Family(ABC):
 
     @abstractmethod
     def _components(self, actions: np.ndarray) -> np.ndarray:
-        """Elements of the space, ``[N, ...]``, as numbers of ``action_dtype``."""
+        """Elements of the space, ``[N, ...]``, as numbers of the type that tensors of actions have."""
 
     @abstractmethod
     def action_probability(self, stats: np.ndarray) -> Any:
@@ -346,8 +344,6 @@ class Categorical(Family):
     :param action_space: the action space
     :param sizes: number of outcomes of each factor
     """
-
-    action_dtype = th.int64
 
     def __init__(self, action_space: spaces.Space[Any], sizes: list[int]) -> None:
         super().__init__(action_space)
@@ -564,7 +560,6 @@ class DiagonalGaussian(Family):
         the trust region acts on the means alone, as in the paper.
     """
 
-    action_dtype = th.float32
     normal_noise = True
 
     def __init__(self, action_space: spaces.Box, learn_log_std: bool = True) -> None:

@@ -261,7 +261,7 @@ def test_the_mean_q_of_sampled_actions_is_the_value_of_the_state(action_space: S
     assert isinstance(observations, th.Tensor)
     given = sequences_of(
         observations.unsqueeze(1).expand(-1, n, -1),
-        th.zeros(1, n, policy.family.n_components, dtype=policy.family.action_dtype),
+        th.from_numpy(policy.family.from_env(np.stack([action_space.sample()] * n))).unsqueeze(0),
         th.zeros(n, 0),
         th.zeros(1, n, dtype=th.bool),
         th.zeros(0, 3),
@@ -794,9 +794,8 @@ def test_stochastic_predictions_have_the_distribution_of_the_policy(
     observation = rows_of(VECTOR, 1)
     assert isinstance(observation, th.Tensor)
     predicted, _ = policy.predict(observation.expand(10_000, -1).numpy())
-    start = 2 if isinstance(action_space, spaces.Discrete) else 0
-    actions = th.from_numpy(predicted.reshape(10_000, -1) - start)
-    within_sampling_error(policy, actions.to(policy.family.action_dtype), stats_of(policy, observation)[0].detach())
+    actions = th.from_numpy(policy.family.from_env(predicted))
+    within_sampling_error(policy, actions, stats_of(policy, observation)[0].detach())
 
 
 @with_and_without_recurrence
