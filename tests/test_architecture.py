@@ -77,7 +77,6 @@ ALGORITHM: dict[str, set[str]] = {
         "sb2_compat.interface",
         "schedules",
         "sequences",
-        "storage",
         "update",
         "vec_normalize",
     },

@@ -55,6 +55,13 @@ def test_links_to_files_lead_somewhere(page: Path) -> None:
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+def test_how_it_works_names_every_file_of_the_algorithm() -> None:
+    page = (ROOT / "docs/pages/how_it_works.md").read_text()
+    files = {path.name for path in (ROOT / "sb3_acer").glob("[!_]*.py")}
+    assert files
+    assert [name for name in sorted(files) if f"{name}`" not in page] == []
+
+
 @pytest.mark.slow
 def test_the_first_snippet_of_the_readme_learns_what_the_readme_says() -> None:
     match = SNIPPET.search((ROOT / "README.md").read_text())
