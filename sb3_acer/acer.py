@@ -1,9 +1,9 @@
 """
 The algorithm: when to act, to store, to update. :mod:`sb3_acer.update` says what an update computes.
 
-ACER's base classes add one thing each, from the first to the last: :mod:`~sb3_acer.saving` files,
-:mod:`~sb3_acer.rollouts` acting and storing, :mod:`~sb3_acer.data_parallel` several processes,
-:mod:`~sb3_acer.resuming` checkpoints, :mod:`~sb3_acer.sb2_compat.interface` stable-baselines' methods.
+ACER's base classes, each derived from the one before, are in :mod:`sb3_acer.saving` (files),
+:mod:`sb3_acer.rollouts` (acting and storing), :mod:`sb3_acer.data_parallel` (several processes),
+:mod:`sb3_acer.resuming` (checkpoints) and :mod:`sb3_acer.sb2_compat.interface` (stable-baselines' methods).
 """
 
 import math

@@ -158,7 +158,8 @@ def check_policy_kwargs(policy_kwargs: Any, policy_class: type) -> None:
     :raises ValueError: if the class has no such arguments, or if ACER gives them itself
     """
     try:
-        check_kwargs("policy_kwargs", policy_kwargs, policy_class, ("observation_space", "action_space", "lr_schedule"))
+        of_acer = ("observation_space", "action_space", "lr_schedule")
+        check_kwargs("policy_kwargs", policy_kwargs, policy_class, of_acer, OLD_POLICY_NAMES)
     except ValueError as error:
         raise _with_new_names(str(error), policy_kwargs) from error
 
@@ -166,7 +167,7 @@ def check_policy_kwargs(policy_kwargs: Any, policy_class: type) -> None:
 @contextmanager
 def policy_errors(policy_class: type, policy_kwargs: dict[str, Any], observation_space: Any) -> Iterator[None]:
     """
-    While a policy is built: errors of SB3, of torch and of a subclass that are about its arguments name these.
+    While a policy is built: an error of SB3, torch or a subclass that an argument caused names the argument.
 
     :param policy_class: the policy's class
     :param policy_kwargs: its keyword arguments
@@ -189,10 +190,12 @@ def policy_errors(policy_class: type, policy_kwargs: dict[str, Any], observation
             raise ValueError(f"features_extractor_kwargs must be {rule}, got {options!r}") from error
         raise ValueError(f"policy must fit the observations, got {policy_class.__name__}: {error}") from error
     except (RuntimeError, KeyError) as error:
+        keys = "keys that SB3's CombinedExtractor can name its modules after"
         rules = {
             "Kernel size": f"images with channels first that convolutions fit into, {LEAST_IMAGE} x {LEAST_IMAGE} at "
             "least with SB3's NatureCNN",
-            "module name": "keys that SB3's CombinedExtractor can name its modules after",  # none is empty or has a dot
+            "module name": keys,  # one is empty or has a dot
+            "already exists": keys,  # one is the name of a method
         }
         message = " ".join(map(str, error.args))  # a KeyError's own text has it in quotes
         rule = next((rule for text, rule in rules.items() if text in message), "")

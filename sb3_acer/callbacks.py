@@ -84,7 +84,7 @@ class StopOnSignal(BaseCallback):
         return not self.stopped_by
 
     def has_trained(self) -> bool:
-        """Whether a step has been made: what learn refuses at once changes nothing."""
+        """Whether a step has been made since training began or went on."""
         return self.start is not None and self.model.num_timesteps > self.start
 
     def stop(self, signum: int, frame: FrameType | None) -> None:

@@ -114,11 +114,16 @@ def check_subclass(name: str, value: Any, parent: type) -> Any:
 
 
 def check_kwargs(
-    name: str, value: Any, of: Callable[..., Any] | None = None, given: Collection[str] = ()
+    name: str,
+    value: Any,
+    of: Callable[..., Any] | None = None,
+    given: Collection[str] = (),
+    renamed: Collection[str] = (),
 ) -> dict[str, Any]:
     """
     :param of: what the keyword arguments are for
     :param given: its arguments that the caller gives itself
+    :param renamed: arguments whose new names the caller knows, so that no name like them is looked for
     :return: the keyword arguments, none for None
     :raises ValueError: if the value is neither None nor a dict of strings, or if there is an argument that ``of`` does
         not have, or that is given
@@ -129,7 +134,7 @@ def check_kwargs(
         parameters = inspect.signature(of).parameters
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
             unknown = [key for key in value if key not in parameters]
-            rule = f"arguments of {getattr(of, '__name__', of)}{such_as(unknown, parameters)}"
+            rule = f"arguments of {getattr(of, '__name__', of)}{such_as(set(unknown) - set(renamed), parameters)}"
             require(not unknown, name, rule, ", ".join(unknown))
         twice = [key for key in value if key in given]
         require(not twice, name, f"without {', '.join(given)}, which are given by ACER itself", ", ".join(twice))
@@ -140,7 +145,7 @@ def such_as(unknown: Iterable[str], known: Iterable[str]) -> str:
     """
     :return: the rest of a rule: known names that are like unknown ones
     """
-    alike = [name for each in unknown for name in get_close_matches(each, list(known), 1, cutoff=0.75)]
+    alike = [name for each in unknown for name in get_close_matches(each, list(known), n=1)]
     return f", such as {', '.join(alike)}" if alike else ""
 
 
@@ -168,7 +173,7 @@ def check_device(name: str, value: Any) -> th.device:
     require(isinstance(value, (str, int, th.device)) and not isinstance(value, bool), name, rule, value)
     try:
         return th.empty(0, device=get_device(value)).device
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, ValueError) as error:
         raise ValueError(f"{name} must be {rule}, got {value!r}") from error
 
 

@@ -142,7 +142,7 @@ class DataParallelAlgorithm(RolloutAlgorithm):
             return rollout, Report(on_rank.stops, self._infos, self._moments())
 
         rollouts, reports = zip(*distributed.together(collect), strict=True)
-        self._episode_num = n_episodes  # without this rank's own, which are among the reports
+        self._episode_num = n_episodes  # this rank's own are counted with the reports
         self._merge_reports(reports)
         stops = any(report.stops for report in reports)
         if stops:  # learn would leave without it

@@ -198,8 +198,9 @@ class FlatParameters:
 
     def connect(self, optimizer: th.optim.Optimizer) -> None:
         """
-        Make an optimiser collect and zero the gradients of the single parameters, and leave frozen ones and their part
-        of its state as they are. Its count of steps goes on for all. A copy of an optimiser has to be connected again.
+        Make an optimiser collect and zero the gradients of the single parameters, and leave frozen ones as they are. So
+        it does with their part of its state, once its first step has made that; its count of steps goes on for all. One
+        of single parameters finds no gradient of frozen ones. A copy of an optimiser has to be connected again.
 
         :param optimizer: of the vectors, or of the single parameters
         """
@@ -220,14 +221,12 @@ class FlatParameters:
                 parameter.grad = None  # an optimiser of single parameters does not step them then
             slots = (slot for slot in optimizer.state.get(vector, {}).values() if th.is_tensor(slot))
             for values in (vector.data, *(slot for slot in slots if slot.shape == vector.shape)):
-                views = compress(self._split(values, group), frozen)
-                self._frozen += [(view, view.clone()) for view in views]
+                parts = compress(th.split(values, [self.parameters[index].numel() for index in group]), frozen)
+                self._frozen += [(part, part.clone()) for part in parts]
 
     def _after_step(self, *_: Any) -> None:
-        for view, before in self._frozen:
-            view.copy_(before)
-        if self._frozen:
-            self._connect_gradients()
+        for part, before in self._frozen:
+            part.copy_(before)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """
@@ -235,15 +234,12 @@ class FlatParameters:
 
         :param set_to_none: unused: the gradients stay views
         """
-        self._connect_gradients()
-        for vector in self.vectors:
-            if vector.grad is not None:
-                vector.grad.zero_()
-
-    def _connect_gradients(self) -> None:
         for parameter, gradient in zip(self.parameters, self._gradients, strict=True):
             if parameter.grad is not gradient:
                 parameter.grad = gradient
+        for vector in self.vectors:
+            if vector.grad is not None:
+                vector.grad.zero_()
 
     def _collect_parameters(self) -> None:
         """Copy parameters that have been given other memory, by a layer that bounds its norm say, into the vectors."""

@@ -103,8 +103,10 @@ def split_net_arch(net_arch: list[int] | Mapping[str, list[int]]) -> tuple[list[
 def _widths(given: Any) -> list[int]:
     rule = "a list of widths or a dict of the keys pi and qf (or vf, its other name)"
     require(isinstance(given, (list, tuple)), "net_arch", rule, given)
-    if any(isinstance(part, (str, dict)) for part in given):
-        rule += ": shared layers are a features extractor here, and 'lstm' is the policy MlpLstmPolicy"
+    if any(isinstance(part, dict) for part in given):
+        rule += ": shared layers are a features extractor here"
+    if "lstm" in given:
+        rule += ": 'lstm' is the policy MlpLstmPolicy here"
     is_width = [isinstance(width, (int, np.integer)) and not isinstance(width, bool) for width in given]
     require(all(is_width) and all(0 < width <= 2**20 for width in given), "net_arch", rule, given)
     return [int(width) for width in given]

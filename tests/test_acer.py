@@ -1225,12 +1225,12 @@ def test_a_seed_that_is_given_to_load_begins_the_draws_anew(tmp_path: Path) -> N
             r"Multi-dimensional MultiBinary\(.*\) action space is not supp",
         ),
         ({"env": Recorder(spaces.MultiBinary([3]))}, r"MultiBinary of a number of bits, or Box"),
-        (
-            {
-                "policy": "MultiInputPolicy",
-                "env": Shows(spaces.Dict({"arm.pose": spaces.Box(-1, 1, (3,))}), spaces.Discrete(2)),
-            },
-            r"observation_space must have keys that SB3's CombinedExtractor .*, got Dict\('arm.pose'.*can't contain",
+        *(
+            (
+                {"policy": "MultiInputPolicy", "env": Shows(spaces.Dict({key: spaces.Box(-1, 1, (3,))}))},
+                rf"observation_space must have keys that SB3's CombinedExtractor .*, got Dict\('{key}'.*: .*{reason}",
+            )
+            for key, reason in (("arm.pose", "can't contain"), ("values", "already exists"))
         ),
         (
             {"replay_buffer_class": ReplayBuffer},

@@ -255,6 +255,7 @@ def test_two_thousand_odd_arguments_work_or_are_named(case: tuple[str, str], val
         ("ACER", {"seed": -1}, "seed must be an integer of at least 0, got -1"),
         ("ACER", {"verbose": "loud"}, "verbose must be an integer of at least 0, got 'loud'"),
         ("ACER", {"device": "abacus"}, "device must be a device of this machine, got 'abacus'"),
+        ("ACER", {"device": 2**70}, f"device must be a device of this machine, got {2**70}"),
         ("ACER", {"policy_kwargs": {"widths": [3]}}, "policy_kwargs must be arguments of MlpPolicy, got 'widths'"),
         (
             "ACER",
@@ -267,11 +268,8 @@ def test_two_thousand_odd_arguments_work_or_are_named(case: tuple[str, str], val
         ("ACER", {"stats_window_size": 0}, "stats_window_size must be an integer of at least 1, got 0"),
         ("ACER", {"num_procs": 0}, "num_procs must be an integer of at least 1, got 0"),
         ("a policy", {"net_arch": [0]}, r"net_arch must be a list of widths .*, its other name\), got \[0\]"),
-        (
-            "a policy",
-            {"net_arch": [8, "lstm"]},
-            r"a list of widths .*: shared layers are .*'lstm' is .*, got \[8, 'lstm'\]",
-        ),
+        ("a policy", {"net_arch": [8, "lstm"]}, r"its other name\): 'lstm' is the policy .* here, got \[8, 'lstm'\]"),
+        ("a policy", {"net_arch": ["8"]}, r"net_arch must be a list of widths .*, its other name\), got \['8'\]"),
         ("a policy", {"net_arch": [8, {"pi": [4]}]}, r"shared layers are a features extractor here.*, got \[8, {'pi'"),
         ("a policy", {"activation_fn": "relu"}, "activation_fn must be a class of torch modules .*, got 'relu'"),
         ("a policy", {"activation_fn": th.nn.Linear}, "activation_fn must be a class of torch modules .*Linear"),

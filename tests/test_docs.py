@@ -8,6 +8,7 @@ else runs as printed.
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "pages").glob("*.md"))]
 SNIPPET = re.compile(r"(?:<!-- shortened: (?P<changes>[^\n]*) -->\n\n?)?^```python\n(?P<code>.*?)^```$", re.M | re.S)
 AGENTS = ROOT / "tests" / "sb2_compat" / "agents"
+MEMBERS = re.compile(r"^::: (\S+)\n    options: \{members: \[([^\]]*)\]", re.M)
 LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)")
 
 
@@ -53,6 +55,14 @@ def test_every_python_snippet_is_found() -> None:
 def test_links_to_files_lead_somewhere(page: Path) -> None:
     for target in LINK.findall(page.read_text()):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_members_in_the_api_reference_are_those_of_their_class() -> None:
+    found = MEMBERS.findall((ROOT / "docs/pages/api.md").read_text())
+    assert found
+    for path, members in found:
+        own = vars(resolve_name(path))
+        assert [name for name in members.split(", ") if name not in own] == []  # inherited ones are not shown
 
 
 def test_how_it_works_names_every_file_of_the_algorithm() -> None:

@@ -32,8 +32,8 @@ def behaviour_cloning(
 
     For Box actions, the standard deviation is kept above a tenth of half the action's range (above 0.1 where there is
     none), or above what it was before if that is less. A deterministic expert would drive it to 0, which leaves neither
-    exploration nor usable importance ratios for learning. A VecNormalize
-    without statistics gets those of the demonstrated observations.
+    exploration nor usable importance ratios for learning. A VecNormalize without statistics gets those of the
+    demonstrated observations.
 
     :param model: an ACER
     :param dataset: the demonstrations

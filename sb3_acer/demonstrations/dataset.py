@@ -22,7 +22,9 @@ from sb3_acer.storage import opened
 from sb3_acer.vec_normalize import normalize_of_policy
 
 NEEDED = ("actions", "obs", "rewards", "episode_returns", "episode_starts")
+"""arrays that demonstrations must have"""
 OF_TRAJECTORIES = ("episode_returns", "truncated", "final_obs", "final_action_masks")
+"""arrays of a row for each trajectory; others have one for each step"""
 
 
 class Agent(Protocol):
@@ -321,8 +323,8 @@ def _read(path: str | Path | None, arrays: Mapping[str, np.ndarray] | None) -> d
 
 
 def _known(arrays: Any) -> dict[str, np.ndarray]:
-    known = dict.fromkeys((*NEEDED, *OF_TRAJECTORIES, "action_masks"))
-    return {key: np.atleast_1d(arrays[key]) for key in known if key in arrays}
+    known = {*NEEDED, *OF_TRAJECTORIES, "action_masks"}
+    return {key: np.atleast_1d(arrays[key]) for key in sorted(known) if key in arrays}
 
 
 def _check(arrays: Mapping[str, np.ndarray]) -> np.ndarray:

@@ -276,7 +276,7 @@ class Experiment(ExperimentManager):
             return
         line = Path(self.params_path, "command.txt")
         before = line.read_text().rstrip("\n") + "\n" if line.exists() else ""  # of a run that is resumed
-        self.saved_hyperparams["n_timesteps"] = self.n_timesteps  # those of -n, which the zoo's benchmark shows too
+        self.saved_hyperparams["n_timesteps"] = self.n_timesteps  # -n counts, in the zoo's benchmark as well
         super()._save_config(self.saved_hyperparams)
         line.write_text(before + line.read_text().rstrip("\n") + "\n")
         if "TORCHELASTIC_RESTART_COUNT" in os.environ:  # of torchrun
@@ -297,7 +297,7 @@ class Experiment(ExperimentManager):
             return
         folder = Path(self.save_path)
         stop = StopOnSignal(self._save_settings if self.resumed is not None else lambda: None)
-        kwargs: dict[str, Any] = {"callback": [stop, *self.callbacks]}
+        kwargs: dict[str, Any] = {"callback": [*self.callbacks, stop]}  # the last hears of a signal at once
         if self.log_interval != -1:
             kwargs["log_interval"] = self.log_interval if self.log_interval >= 0 else None
         if self.checkpoint_freq is not None:

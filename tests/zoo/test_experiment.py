@@ -18,7 +18,7 @@ import torch as th
 import yaml
 from optuna.distributions import IntDistribution
 from rl_zoo3.exp_manager import ExperimentManager
-from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.monitor import Monitor, load_results
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv
 
@@ -382,10 +382,12 @@ def episodes(run: Path) -> list[list[str]]:
     return [[",".join(line.split(",")[:2]) for line in path.read_text().splitlines()[2:]] for path in files]
 
 
-def interrupted_at(step: int, act: Callable[[], None]) -> Callable[[StopOnSignal], bool]:
-    on_step = StopOnSignal._on_step
+def interrupted_at(
+    step: int, act: Callable[[], None], of: type[BaseCallback] = StopOnSignal
+) -> Callable[[BaseCallback], bool]:
+    on_step = of._on_step
 
-    def interrupt(callback: StopOnSignal) -> bool:
+    def interrupt(callback: BaseCallback) -> bool:
         if callback.num_timesteps == step:
             act()
         return on_step(callback)
@@ -446,12 +448,13 @@ def test_a_run_that_is_terminated_leaves_an_agent_and_continues_to_the_same_end(
 ) -> None:
     sb3_acer("train", *SHORT_RUN, "normalize:True", *LONGER, "-f", "whole", cwd=shell)
     handler = signal.getsignal(signal.SIGTERM)
-    on_step = StopOnSignal._on_step
+    on_step = EvalCallback._on_step
     parts = ("normalize:True", "n_envs:2", *LONGER, "-f", "parts", "--checkpoint-freq", "100")
-    monkeypatch.setattr(StopOnSignal, "_on_step", interrupted_at(334, lambda: os.kill(os.getpid(), signal.SIGTERM)))
+    during_evaluation = interrupted_at(334, lambda: os.kill(os.getpid(), signal.SIGTERM), of=EvalCallback)
+    monkeypatch.setattr(EvalCallback, "_on_step", during_evaluation)
     with pytest.raises(SystemExit, match=str(128 + signal.SIGTERM)):
         sb3_acer("train", *SHORT_RUN, *parts, cwd=shell)
-    monkeypatch.setattr(StopOnSignal, "_on_step", on_step)
+    monkeypatch.setattr(EvalCallback, "_on_step", on_step)
     assert signal.getsignal(signal.SIGTERM) is handler
     run = shell / "parts/acer/CartPole-v1_1"
     assert ACER.load(run / "CartPole-v1.zip").num_timesteps == 334
