@@ -1,6 +1,7 @@
 """ACER's arguments: their rules as a table, what other algorithms call them, and how runs are compared by them."""
 
 import os
+import re
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from typing import Any, ParamSpec, cast
 import gymnasium as gym
 import numpy as np
 import torch as th
+from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm, maybe_make_env
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
@@ -121,6 +123,9 @@ OLD_POLICY_NAMES = {
 }
 """arguments of stable-baselines' policies, and what is in their place"""
 
+_BAD_MODULE_NAME = re.compile("module name can't|attribute '.*' already exists")
+"""torch's errors of a name that is empty, has a dot or is that of a method"""
+
 P = ParamSpec("P")
 
 
@@ -190,16 +195,13 @@ def policy_errors(policy_class: type, policy_kwargs: dict[str, Any], observation
             raise ValueError(f"features_extractor_kwargs must be {rule}, got {options!r}") from error
         raise ValueError(f"policy must fit the observations, got {policy_class.__name__}: {error}") from error
     except (RuntimeError, KeyError) as error:
-        keys = "keys that SB3's CombinedExtractor can name its modules after"
-        rules = {
-            "Kernel size": f"images with channels first that convolutions fit into, {LEAST_IMAGE} x {LEAST_IMAGE} at "
-            "least with SB3's NatureCNN",
-            "module name": keys,  # one is empty or has a dot
-            "already exists": keys,  # one is the name of a method
-        }
         message = " ".join(map(str, error.args))  # a KeyError's own text has it in quotes
-        rule = next((rule for text, rule in rules.items() if text in message), "")
-        if not rule:
+        if "Kernel size" in message:
+            least = f"{LEAST_IMAGE} x {LEAST_IMAGE} at least with SB3's NatureCNN"
+            rule = f"images with channels first that convolutions fit into, {least}"
+        elif isinstance(observation_space, spaces.Dict) and _BAD_MODULE_NAME.search(message):
+            rule = "keys that SB3's CombinedExtractor can name its modules after"
+        else:
             raise
         raise ValueError(
             f"observation_space must have {rule}, or policy_kwargs another features_extractor_class, got "

@@ -116,7 +116,7 @@ def set_env_state(env: VecEnv, state: EnvState) -> None:
     if (_NORMALIZE in names) != (_NORMALIZE in own_names):
         rule = "be wrapped" if _NORMALIZE in names else "not be wrapped"
         raise ValueError(f"env must {rule} in {_NORMALIZE}: the environment had the wrappers {names}")
-    is_same, is_same_number = names == own_names, state.n_envs == env.num_envs
+    is_same = names == own_names
     by_name = dict(zip(names, attributes, strict=True))
     found = attributes if is_same else [by_name.get(name, {}) for name in own_names]
     for layer, saved in zip(wrappers, found, strict=True):
@@ -124,9 +124,10 @@ def set_env_state(env: VecEnv, state: EnvState) -> None:
             if saved.get(name, value) != value:
                 rule = f"be wrapped in {_NORMALIZE} with {name}={saved[name]!r}, as it was"
                 raise ValueError(f"env must {rule}, got {value!r}")
+    is_same_number = state.n_envs == env.num_envs
+    keeps_all = is_same and is_same_number
     for layer, saved in zip(wrappers, found, strict=True):
-        kept = {name: v for name, v in saved.items() if (is_same and is_same_number) or _is_statistic(v)}
-        vars(layer).update(kept)
+        vars(layer).update({name: v for name, v in saved.items() if keeps_all or _is_statistic(v)})
     if not is_same:
         raise EnvStateError(f"the environment had the wrappers {names}")
     if not is_same_number:

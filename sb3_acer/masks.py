@@ -99,7 +99,7 @@ def _keep_final_masks(env: gym.Env[Any, Any]) -> bool:
 
 
 def step(env: gym.Env[Any, Any], action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-    """An environment's own step, with the mask of a final observation. A bound method is pickled by its name, step."""
+    """An environment's own step, with the mask of a final observation. Named so since pickle finds it by name."""
     observation, reward, terminated, truncated, info = type(env).step(env, action)
     if truncated and not terminated:
         info[FINAL_MASK] = env.get_wrapper_attr(EXPECTED_METHOD_NAME)()

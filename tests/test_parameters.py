@@ -48,6 +48,13 @@ def loss_of(network: nn.Module) -> th.Tensor:
     return loss
 
 
+def learn(network: nn.Module, optimizer: th.optim.Optimizer, n_steps: int) -> None:
+    for _ in range(n_steps):
+        optimizer.zero_grad()
+        loss_of(network).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+
 class ToFloat(nn.Module):
     """The same numbers as float32."""
 
@@ -90,13 +97,8 @@ def test_steps_equal_those_of_single_parameters(
     ours = flat.make_optimizer(optimizer_class, 1e-2, kwargs)
     theirs = optimizer_class(same.parameters(), lr=1e-2, **kwargs)
     assert len(ours.param_groups[0]["params"]) == 1
-    for _ in range(20):
-        flat.zero_grad()
-        loss_of(network).backward()  # type: ignore[no-untyped-call]
-        ours.step()
-        theirs.zero_grad()
-        loss_of(same).backward()  # type: ignore[no-untyped-call]
-        theirs.step()
+    learn(network, ours, 20)
+    learn(same, theirs, 20)
     for own, other, before in zip(network.parameters(), same.parameters(), a_network().parameters(), strict=True):
         th.testing.assert_close(own, other, rtol=1e-9, atol=1e-12)
         assert not th.equal(own, before)
@@ -141,13 +143,8 @@ def test_another_optimizer_gets_the_single_parameters() -> None:
     flat = FlatParameters(network)
     ours, theirs = flat.make_optimizer(ByShape, 0.1, {}), ByShape(same.parameters(), lr=0.1)
     assert ours.param_groups[0]["params"] == list(network.parameters())
-    for _ in range(5):
-        flat.zero_grad()
-        loss_of(network).backward()  # type: ignore[no-untyped-call]
-        ours.step()
-        theirs.zero_grad()
-        loss_of(same).backward()  # type: ignore[no-untyped-call]
-        theirs.step()
+    learn(network, ours, 5)
+    learn(same, theirs, 5)
     for own, other in zip(network.parameters(), same.parameters(), strict=True):
         th.testing.assert_close(own, other)
 
@@ -258,10 +255,7 @@ def test_the_optimizers_state_of_a_parameter_that_is_frozen_for_a_while_waits(
     for n_steps, learns in ((3, True), (20, False), (1, True)):
         for each, optimizer in ((network, ours), (same, theirs)):
             each[2].requires_grad_(learns)
-            for _ in range(n_steps):
-                optimizer.zero_grad()
-                loss_of(each).backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
+            learn(each, optimizer, n_steps)
     states: list[dict[str, th.Tensor]] = [ours.state.get(parameter, {}) for parameter in network.parameters()]
     for name, slot in ours.state.get(flat.vectors[0], {}).items():
         if th.is_tensor(slot) and slot.dim() == 1:

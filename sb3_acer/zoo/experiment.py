@@ -297,7 +297,8 @@ class Experiment(ExperimentManager):
             return
         folder = Path(self.save_path)
         stop = StopOnSignal(self._save_settings if self.resumed is not None else lambda: None)
-        kwargs: dict[str, Any] = {"callback": [*self.callbacks, stop]}  # the last hears of a signal at once
+        # The last: a signal that comes during an evaluation ends training at that step.
+        kwargs: dict[str, Any] = {"callback": [*self.callbacks, stop]}
         if self.log_interval != -1:
             kwargs["log_interval"] = self.log_interval if self.log_interval >= 0 else None
         if self.checkpoint_freq is not None:

@@ -534,4 +534,5 @@ def test_the_seconds_of_a_game_count_from_the_start() -> None:
     env.t_start -= 100
     env.reset()
     infos = [env.step(np.zeros(1, int))[3][0] for _ in range(20)]
-    assert 100 <= next(info["episode"]["t"] for info in infos if "episode" in info) < 160
+    seconds = next(info["episode"]["t"] for info in infos if "episode" in info)
+    assert 100 <= seconds < 1e8  # and not the time of day, which counts from 1970

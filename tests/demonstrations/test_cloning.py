@@ -187,8 +187,9 @@ def test_each_epoch_begins_with_the_states_of_the_policy_as_it_is_then(monkeypat
     play_back, played = ExpertDataset.play_back, []
 
     def spy(dataset: ExpertDataset, model: Any) -> Any:
-        played.append(play_back(dataset, model)[1])
-        return play_back(dataset, model)
+        stats, states = play_back(dataset, model)
+        played.append(states)
+        return stats, states
 
     monkeypatch.setattr(ExpertDataset, "play_back", spy)
     kwargs = {"net_arch": [16], "lstm_hidden_size": 8}
