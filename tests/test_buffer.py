@@ -617,9 +617,9 @@ def test_a_batch_does_not_share_the_buffers_memory() -> None:
 
 
 @pytest.mark.parametrize(
-    "truncated", [{0}, {1}, {2}, {3}, {2, 3}, {3, 4}, {0, 1, 2, 3}, {3, 7, 11}, set(range(16))], ids=str
+    "truncated", [[0], [1], [2], [3], [2, 3], [3, 4], [0, 1, 2, 3], [3, 7, 11], list(range(16))], ids=str
 )
-def test_final_observations_of_truncated_steps_come_out(truncated: set[int]) -> None:
+def test_final_observations_of_truncated_steps_come_out(truncated: list[int]) -> None:
     case = Case(n_steps=4, n_envs=3, buffer_size=16, n_events=17, terminates=0, truncates=0, resets=0)
     rng = np.random.default_rng(7)
     events = simulate(case)
