@@ -271,56 +271,6 @@ class ACER(StableBaselinesInterface):
         require(self.burn_in < self.n_steps, "burn_in", f"less than n_steps={self.n_steps}", self.burn_in)
         require(not self.burn_in or self.policy.state_size > 0, "burn_in", "0 for a feed-forward policy", self.burn_in)
 
-    def _warn_of_no_replay(self) -> None:
-        capacity = self.replay_buffer.n_slots * self.n_steps
-        if self.replay_ratio > 0 and self.replay_start > capacity:
-            warnings.warn(
-                f"replay will never start: replay_start={self.replay_start} is more than the {capacity} steps that a "
-                f"buffer of buffer_size={self.replay_buffer.buffer_size} holds in rollouts of n_steps={self.n_steps}",
-                stacklevel=3,
-            )
-
-    def _warn_of_late_start(self, total_timesteps: int, reset_num_timesteps: bool) -> None:
-        """
-        Warn if this call makes one rollout only, at whose end the learning rate is 0, or if earlier calls, whose steps
-        the schedule counts as well, have used up at least two thirds of the schedule.
-        """
-        before = 0 if reset_num_timesteps or self._resumed is not None else self.num_timesteps
-        is_own = self.lr_schedule is self._own_schedule
-        is_scheduled = is_own and self.lr_schedule_name != "constant" and not callable(self.learning_rate)
-        rollout_steps = (self.n_steps - self.replay_buffer.step) * self.n_envs * distributed.world_size()
-        is_one_rollout = self._resumed is None and 0 < total_timesteps <= rollout_steps
-        if is_scheduled and is_one_rollout and self.learning_rate and not self.lr_schedule(0):
-            warnings.warn(
-                f"this call learns nothing: {total_timesteps} steps are not more than one rollout of {rollout_steps}, "
-                f"at whose end lr_schedule={self.lr_schedule_name!r} is 0. Use lr_schedule='constant' for such calls",
-                stacklevel=3,
-            )
-        elif is_scheduled and 0 < 2 * total_timesteps <= before:
-            rate = self.lr_schedule(total_timesteps / (before + total_timesteps))
-            warnings.warn(
-                f"the learning rate begins at {rate:.2g}: lr_schedule={self.lr_schedule_name!r} counts the steps of "
-                "all calls of learn. Use lr_schedule='constant' for many calls, reset_num_timesteps=True to begin anew",
-                stacklevel=3,
-            )
-
-    def _warn_of_small_networks(self) -> None:
-        n_parameters = sum(vector.numel() for vector in self.policy.flat.vectors)
-        if self.device.type == "cuda" and n_parameters < _SMALL:
-            warnings.warn(
-                f"networks of {n_parameters:,} parameters are trained faster on the CPU: device='cpu'. A GPU pays "
-                f"from about {_SMALL:,} on; networks for images have more",
-                stacklevel=3,
-            )
-
-    def _warn_of_no_group(self) -> None:
-        if distributed.is_left_alone():
-            warnings.warn(
-                "torchrun has started several processes, and each trains an agent of its own. To train one together, "
-                "make and train it within sb3_acer.distributed.torchrun_group()",
-                stacklevel=3,
-            )
-
     def _take_env(self, env: VecEnv) -> None:
         make_family(env.action_space)  # raises a ValueError for spaces that are not supported
         self.env = env
@@ -473,10 +423,8 @@ class ACER(StableBaselinesInterface):
             warnings.warn("checkpoint_freq has no effect without checkpoint, the folder to save to", stacklevel=2)
         checkpoint_freq = check_whole("checkpoint_freq", 100_000 if checkpoint_freq is None else checkpoint_freq, 1)
         checkpoint_keep = check_integer("checkpoint_keep", checkpoint_keep)
-        self._warn_of_no_replay()
-        self._warn_of_late_start(total_timesteps, reset_num_timesteps)
-        self._warn_of_small_networks()
-        self._warn_of_no_group()
+        for hint in self._hints(total_timesteps, reset_num_timesteps):
+            warnings.warn(hint, stacklevel=2)
         self._use_masking = check_boolean("use_masking", use_masking)
         with th.inference_mode(False), th.enable_grad():  # the caller may have switched gradients off
             super().learn(
@@ -493,6 +441,42 @@ class ACER(StableBaselinesInterface):
         if self._log_interval is not None and self._logged_at != self.num_timesteps:  # a callback has stopped training
             self.dump_logs()
         return self
+
+    def _hints(self, total_timesteps: int, reset_num_timesteps: bool) -> Iterator[str]:
+        """Warnings of what is probably not meant in a call of :meth:`learn`."""
+        capacity = self.replay_buffer.n_slots * self.n_steps
+        if self.replay_ratio > 0 and self.replay_start > capacity:
+            yield (
+                f"replay will never start: replay_start={self.replay_start} is more than the {capacity} steps that a "
+                f"buffer of buffer_size={self.replay_buffer.buffer_size} holds in rollouts of n_steps={self.n_steps}"
+            )
+        name, is_own = self.lr_schedule_name, self.lr_schedule is self._own_schedule
+        is_scheduled = is_own and name != "constant" and not callable(self.learning_rate)
+        before = 0 if reset_num_timesteps or self._resumed is not None else self.num_timesteps
+        rollout_steps = (self.n_steps - self.replay_buffer.step) * self.n_envs * distributed.world_size()
+        is_one_rollout = self._resumed is None and 0 < total_timesteps <= rollout_steps
+        if is_scheduled and is_one_rollout and self.learning_rate and not self.lr_schedule(0):
+            yield (
+                f"this call learns nothing: {total_timesteps} steps are not more than one rollout of {rollout_steps}, "
+                f"at whose end lr_schedule={name!r} is 0. Use lr_schedule='constant' for such calls"
+            )
+        elif is_scheduled and 0 < 2 * total_timesteps <= before:  # two thirds of the schedule are used up
+            rate = self.lr_schedule(total_timesteps / (before + total_timesteps))
+            yield (
+                f"the learning rate begins at {rate:.2g}: lr_schedule={name!r} counts the steps of all calls of learn. "
+                "Use lr_schedule='constant' for many calls, reset_num_timesteps=True to begin anew"
+            )
+        n_parameters = sum(vector.numel() for vector in self.policy.flat.vectors)
+        if self.device.type == "cuda" and n_parameters < _SMALL:
+            yield (
+                f"networks of {n_parameters:,} parameters are trained faster on the CPU: device='cpu'. A GPU pays "
+                f"from about {_SMALL:,} on; networks for images have more"
+            )
+        if distributed.is_left_alone():
+            yield (
+                "torchrun has started several processes, and each trains an agent of its own. To train one together, "
+                "make and train it within sb3_acer.distributed.torchrun_group()"
+            )
 
     def _set_log_interval(self, log_interval: Any, total_timesteps: int) -> None:
         self._logged_at, self._early_logs = -1, ()
