@@ -426,17 +426,16 @@ class ACER(StableBaselinesInterface):
         for hint in self._hints(total_timesteps, reset_num_timesteps):
             warnings.warn(hint, stacklevel=2)
         self._use_masking = check_boolean("use_masking", use_masking)
-        with th.inference_mode(False), th.enable_grad():  # the caller may have switched gradients off
+        of_checkpoints = reset_num_timesteps, checkpoint, checkpoint_freq, checkpoint_keep
+        # The caller may have switched gradients off.
+        with th.inference_mode(False), th.enable_grad(), self._checkpointed(total_timesteps, *of_checkpoints):
             super().learn(
                 total_timesteps,
                 callback,
-                self._log_interval,
+                self._log_interval,  # type: ignore[arg-type]
                 tb_log_name,
                 reset_num_timesteps,
                 progress_bar,
-                checkpoint=checkpoint,
-                checkpoint_freq=checkpoint_freq,
-                checkpoint_keep=checkpoint_keep,
             )
         if self._log_interval is not None and self._logged_at != self.num_timesteps:  # a callback has stopped training
             self.dump_logs()

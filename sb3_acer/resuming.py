@@ -5,8 +5,8 @@ import random
 import time
 import warnings
 from collections import deque
-from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -231,20 +231,16 @@ class ResumableAlgorithm(DataParallelAlgorithm):
             mine.add_rollouts(theirs, reversed(ages))
         self.replay_buffer = mine
 
-    def learn(
-        self: SelfResumable,
+    @contextmanager
+    def _checkpointed(
+        self,
         total_timesteps: int,
-        callback: MaybeCallback = None,
-        log_interval: int | None = 100,
-        tb_log_name: str = "run",
-        reset_num_timesteps: bool = True,
-        progress_bar: bool = False,
-        *,
-        checkpoint: str | Path | None = None,
-        checkpoint_freq: int = 100_000,
-        checkpoint_keep: int = 2,
-    ) -> SelfResumable:
-        """See :meth:`ACER.learn`."""
+        reset_num_timesteps: bool,
+        checkpoint: str | Path | None,
+        checkpoint_freq: int,
+        checkpoint_keep: int,
+    ) -> Iterator[None]:
+        """Within it SB3's ``learn`` saves checkpoints, and continues from one. Arguments as of :meth:`ACER.learn`."""
         if checkpoint is not None:
             _require_folder("checkpoint", "the path of a folder, or None", checkpoint)
             is_single = is_checkpoint(Path(checkpoint))
@@ -261,22 +257,15 @@ class ResumableAlgorithm(DataParallelAlgorithm):
             self._checkpoints = None if folder is None else (folder, checkpoint_freq, checkpoint_keep)
             begins_next = not reset_num_timesteps and found is None and self.num_timesteps >= self._total_timesteps
             self._continues = self._resumed is not None and not begins_next
-            if not self._continues:
+            if self._continues:
+                self._warn_of_what_is_left(total_timesteps, reset_num_timesteps)
+            else:
                 self._arguments = comparable_arguments(self)
             first = self.num_timesteps if self._continues else None
-            self._warn_of_what_is_left(total_timesteps, reset_num_timesteps)
-            super().learn(
-                total_timesteps,
-                callback,
-                log_interval,  # type: ignore[arg-type]
-                tb_log_name,
-                reset_num_timesteps,
-                progress_bar,
-            )
+            yield
             self._restore_process()  # if there was nothing left to be done
             if self._checkpoints is not None and self.num_timesteps != first:
                 self.save_checkpoint(*self._checkpoints[::2])
-        return self
 
     def _join_run(self, folder: Path, start: int) -> Checkpoint | None:
         """
@@ -295,22 +284,20 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         return found
 
     def _warn_of_what_is_left(self, total_timesteps: int, reset_num_timesteps: bool) -> None:
-        if not self._continues:
-            return
         start = self._num_timesteps_at_start
         if self.num_timesteps >= start + total_timesteps:
             warnings.warn(
                 f"there is nothing left to train: the checkpoint is at step {self.num_timesteps}, and learn was asked "
                 f"for {total_timesteps} steps from step {start} on. A longer run needs more steps, another run another "
                 "folder",
-                stacklevel=4,
+                stacklevel=5,
             )
         elif not reset_num_timesteps and self.num_timesteps >= self._total_timesteps:
             warnings.warn(
                 f"the finished call of learn that began at step {start} goes on until it has {total_timesteps} steps: "
                 f"{start + total_timesteps - self.num_timesteps} more. For {total_timesteps} more steps give a new "
                 "folder, or no checkpoint",
-                stacklevel=4,
+                stacklevel=5,
             )
 
     def _setup_learn(
@@ -395,11 +382,11 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         self._require_same_arguments(saved)
         of_call = ("_checkpoints", "_log_interval", "_early_logs", "_use_masking")
         own = ("lr_schedule", "_own_schedule", "_logger", "_custom_logger", "verbose", "tensorboard_log", *of_call)
-        saved._restore_env(found, stacklevel=6)
+        saved._restore_env(found, stacklevel=7)
         if saved._n_updates < self._n_updates:
             warnings.warn(
                 f"the agent goes back from step {self.num_timesteps} to its checkpoint at step {saved.num_timesteps}",
-                stacklevel=5,
+                stacklevel=6,
             )
         for ours, theirs in zip(self.policy.parameters(), saved.policy.parameters(), strict=True):
             theirs.requires_grad_(ours.requires_grad)  # the program may have frozen layers
