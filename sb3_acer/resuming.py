@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import cloudpickle
 import numpy as np
@@ -41,6 +41,16 @@ _AGENT, _BUFFER, _TRAINING = "agent.zip", "replay_buffer.npz", "training.npz"
 SelfResumable = TypeVar("SelfResumable", bound="ResumableAlgorithm")
 
 
+class Checkpoints(NamedTuple):
+    """Where a call of learn saves checkpoints, and when."""
+
+    folder: Path
+    freq: int
+    """steps between two checkpoints"""
+    keep: int
+    """number of checkpoints that are kept"""
+
+
 class ResumableAlgorithm(DataParallelAlgorithm):
     """Saves its training with everything that this depends on, and continues it."""
 
@@ -54,8 +64,8 @@ class ResumableAlgorithm(DataParallelAlgorithm):
     """of the last call of learn, with those before an interruption"""
     _arguments: dict[str, Any] | None = None
     """those of the agent when the last call of learn began; a callback may have changed them since"""
-    _checkpoints: tuple[Path, int, int] | None = None
-    """of the present call of learn: the folder, the steps between two checkpoints, and how many are kept"""
+    _checkpoints: Checkpoints | None = None
+    """of the present call of learn"""
     _next_checkpoint = 0
     _is_within_rollout = False
     """whether the first step of a rollout has begun; callbacks then see a step that is counted and not stored yet"""
@@ -254,7 +264,7 @@ class ResumableAlgorithm(DataParallelAlgorithm):
             if folder is not None:
                 distributed.require_equal({"checkpoint_freq": checkpoint_freq, "checkpoint_keep": checkpoint_keep})
                 found = self._join_run(folder, 0 if reset_num_timesteps else self.num_timesteps)
-            self._checkpoints = None if folder is None else (folder, checkpoint_freq, checkpoint_keep)
+            self._checkpoints = None if folder is None else Checkpoints(folder, checkpoint_freq, checkpoint_keep)
             begins_next = not reset_num_timesteps and found is None and self.num_timesteps >= self._total_timesteps
             self._continues = self._resumed is not None and not begins_next
             if self._continues:
@@ -265,7 +275,7 @@ class ResumableAlgorithm(DataParallelAlgorithm):
             yield
             self._restore_process()  # if there was nothing left to be done
             if self._checkpoints is not None and self.num_timesteps != first:
-                self.save_checkpoint(*self._checkpoints[::2])
+                self.save_checkpoint(self._checkpoints.folder, self._checkpoints.keep)
 
     def _join_run(self, folder: Path, start: int) -> Checkpoint | None:
         """
@@ -324,7 +334,7 @@ class ResumableAlgorithm(DataParallelAlgorithm):
             prepared = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
         self._callback, self._attributes_at_start = prepared[1], None
         if self._checkpoints is not None:
-            self._plan_checkpoint(self._checkpoints[1])
+            self._plan_checkpoint(self._checkpoints.freq)
         return prepared
 
     def _log_to(self, folder: str) -> None:
@@ -349,9 +359,8 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         """Collect a rollout. Before it, all of training's state is that between two steps."""
         self._restore_process()
         if self._checkpoints is not None and self.num_timesteps >= self._next_checkpoint:
-            folder, freq, keep = self._checkpoints
-            self.save_checkpoint(folder, keep)
-            self._plan_checkpoint(freq)
+            self.save_checkpoint(self._checkpoints.folder, self._checkpoints.keep)
+            self._plan_checkpoint(self._checkpoints.freq)
         try:
             return super().collect_rollouts(env, callback, *args, **kwargs)
         finally:
