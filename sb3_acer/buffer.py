@@ -104,7 +104,7 @@ class SequenceReplayBuffer(ReplayBuffer):
         self.full = False
         self.step = 0  # steps of the rollout under way
         self._ring: Ring | None = None
-        self.ended = np.ones(self.n_envs, bool)  # whether the next step begins an episode
+        self.ended = np.ones(self.n_envs, bool)  # whether the last step ended its episode: the next one begins another
 
     def size(self) -> int:
         """

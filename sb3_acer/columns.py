@@ -167,13 +167,13 @@ class FrameColumn:
         """See :attr:`Column.nbytes`."""
         return sum(column.nbytes for column in self._columns().values())
 
-    def require_continues(self, rows: np.ndarray, starts: np.ndarray) -> None:
+    def require_continues(self, rows: np.ndarray, ended: np.ndarray) -> None:
         """
         :param rows: ``[n_envs, ...]``
-        :param starts: whether the row begins an episode, bool, ``[n_envs]``
+        :param ended: whether the step before ended its episode, bool, ``[n_envs]``
         :raises ValueError: if a stack in the midst of an episode is not the previous one shifted by one new frame
         """
-        unexpected = ~(self._continues(rows) | starts)
+        unexpected = ~(self._continues(rows) | ended)
         if unexpected.any():
             raise ValueError(
                 "frame_stack must be the number of frames of an observation, got "

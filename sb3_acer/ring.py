@@ -97,7 +97,7 @@ class Ring:
         observations: dict[str, np.ndarray],
         following: dict[str, np.ndarray],
         step: dict[str, np.ndarray],
-        starts: np.ndarray,
+        ended: np.ndarray,
     ) -> dict[str, np.ndarray]:
         """
         Write a step.
@@ -106,13 +106,13 @@ class Ring:
         :param observations: before the step, ``[n_envs, ...]``
         :param following: after the step, ``[n_envs, ...]``
         :param step: what else is stored of a step, by the names of the columns, ``[n_envs, ...]``
-        :param starts: whether the step begins an episode, bool, ``[n_envs]``
+        :param ended: whether the step before ended its episode, bool, ``[n_envs]``
         :return: the observations after the step, as they are stored
         :raises ValueError: if stacks must continue and one does not; nothing is written then
         """
         for key, column in self.observations.items():
             if self._strict and isinstance(column, FrameColumn):
-                column.require_continues(observations[key], starts)
+                column.require_continues(observations[key], ended)
         for key, rows in observations.items():
             self.observations[key].write(row, rows)
         replaced = self.steps["final_place"].ring[row].copy()
