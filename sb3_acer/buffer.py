@@ -110,7 +110,12 @@ class SequenceReplayBuffer(ReplayBuffer):
         """
         :return: steps of the vectorised environment that can be sampled
         """
-        return (self.n_slots if self.full else self.pos) * self.n_steps
+        return self.n_rollouts * self.n_steps
+
+    @property
+    def n_rollouts(self) -> int:
+        """Number of finished rollouts, those that can be sampled."""
+        return self.n_slots if self.full else self.pos
 
     @property
     def state_size(self) -> int | None:
@@ -189,7 +194,10 @@ class SequenceReplayBuffer(ReplayBuffer):
         :return: the rollout that was finished last, one sequence per environment
         :raises ValueError: if no rollout is finished
         """
-        return self.gather(np.full(self.n_envs, self.pos - 1), np.arange(self.n_envs), env)
+        return self._rollout(self.pos - 1, env)
+
+    def _rollout(self, slot: int, env: VecNormalize | None = None, device: th.device | None = None) -> SequenceBatch:
+        return self.gather(np.full(self.n_envs, slot), np.arange(self.n_envs), env, device)
 
     def sample(  # type: ignore[override]
         self, batch_size: int, env: VecNormalize | None = None, rng: np.random.Generator | None = None
@@ -205,8 +213,8 @@ class SequenceReplayBuffer(ReplayBuffer):
         """
         batch_size = check_integer("batch_size", batch_size)
         rng = np.random.default_rng() if rng is None else rng
-        n_rollouts = max(self.size() // self.n_steps, 1)
-        ages, envs = divmod(rng.integers(n_rollouts * self.n_envs, size=batch_size), self.n_envs)
+        n_sequences = max(self.n_rollouts, 1) * self.n_envs  # of an empty buffer gather raises the error
+        ages, envs = divmod(rng.integers(n_sequences, size=batch_size), self.n_envs)
         return self.gather(self.pos - 1 - ages, envs, env)
 
     def gather(
@@ -224,9 +232,9 @@ class SequenceReplayBuffer(ReplayBuffer):
         :return: the sequences of these slots and environments
         :raises ValueError: if no rollout is finished, for slots that hold none, and for environments out of range
         """
-        if self._ring is None or not self.size():
+        if self._ring is None or not self.n_rollouts:
             raise ValueError("sequences can be sampled once a rollout is finished, got an empty replay buffer")
-        n_rollouts, n_slots = self.size() // self.n_steps, self._ring.n_all_slots
+        n_rollouts, n_slots = self.n_rollouts, self._ring.n_all_slots
         is_held = bool(((self.pos - 1 - slots) % n_slots < n_rollouts).all())
         require(is_held, "slots", f"from {self.pos - n_rollouts} to {self.pos - 1}, modulo {n_slots}", slots)
         require(bool(((envs >= 0) & (envs < self.n_envs)).all()), "envs", f"from 0 to {self.n_envs - 1}", envs)
@@ -267,7 +275,7 @@ class SequenceReplayBuffer(ReplayBuffer):
         n_envs = check_integer("n_envs", n_envs, 1, 2**20)
         other = self.emptied(n_envs)
         other.n_slots = n_slots or self.n_slots
-        n_sequences = self.size() // self.n_steps * self.n_envs
+        n_sequences = self.n_rollouts * self.n_envs
         n_kept = other.n_slots * n_envs
         if n_sequences > n_kept:
             warnings.warn(
@@ -299,8 +307,7 @@ class SequenceReplayBuffer(ReplayBuffer):
         :param ages: which of its rollouts, 0 for the one that was finished last
         """
         for age in ages:
-            slots = np.full(self.n_envs, other.pos - 1 - age)
-            self._add_sequences(other.gather(slots, np.arange(self.n_envs), None, th.device("cpu")))
+            self._add_sequences(other._rollout(other.pos - 1 - age, device=th.device("cpu")))
 
     def _add_sequences(self, batch: SequenceBatch) -> None:
         """Add a rollout that does not continue the last one."""
@@ -390,8 +397,8 @@ class SequenceReplayBuffer(ReplayBuffer):
 
     def _require_usable(self) -> None:
         """Read every finished slot once: a damaged one would stop training at any later time."""
-        for slot in range(self.pos - self.size() // self.n_steps, self.pos):
-            batch = self.gather(np.full(self.n_envs, slot), np.arange(self.n_envs), None, th.device("cpu"))
+        for slot in range(self.pos - self.n_rollouts, self.pos):
+            batch = self._rollout(slot, device=th.device("cpu"))
             observations = *by_key(batch.observations).values(), *by_key(batch.final_observations).values()
             for rows in (*observations, batch.actions, batch.behaviour, batch.rewards, batch.states):
                 is_finite = not rows.is_floating_point() or bool((rows.abs() <= LARGEST).all())

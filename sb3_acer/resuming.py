@@ -234,8 +234,7 @@ class ResumableAlgorithm(DataParallelAlgorithm):
             mine = theirs.emptied(self.n_envs) if index == 0 else mine
             if theirs.n_envs != self.n_envs:  # with room for all of it, since the ranks together may have that
                 theirs = theirs.with_envs(self.n_envs, -(-theirs.n_slots * theirs.n_envs // self.n_envs))
-            n_rollouts = theirs.size() // theirs.n_steps
-            n_kept = min(n_rollouts * len(buffers) // n_ranks, mine.n_slots) * n_ranks
+            n_kept = min(theirs.n_rollouts * len(buffers) // n_ranks, mine.n_slots) * n_ranks
             numbers = range(index, n_kept, len(buffers))  # of the rollouts of all, the newest first
             ages = [number // len(buffers) for number in numbers if number % n_ranks == rank]
             mine.add_rollouts(theirs, reversed(ages))
