@@ -399,10 +399,10 @@ class ACER(StableBaselinesInterface):
         :param checkpoint: folder of checkpoints, one for each call of ``learn``
         :param checkpoint_freq: steps of single environments between two checkpoints, 100,000 unless it is given
         :param checkpoint_keep: number of checkpoints that are kept, the newest ones
-        :raises ValueError: for an argument outside its range; and if an observation or a reward is NaN, infinite or
-            beyond 1e15, or a gradient is NaN or infinite. Agent, replay buffer and VecNormalize are then as they were
-            before that step, after a gradient the parameters as before that update, and all can be saved. Also if masks
-            leave no valid action in a state, or are for Box actions.
+        :raises ValueError: for an argument outside its range; if masks leave no valid action in a state, or are for Box
+            actions; if an observation or a reward is NaN, infinite or beyond 1e15; and if a gradient is NaN or
+            infinite. After an observation or a reward, agent, replay buffer and VecNormalize are as they were before
+            that step; after a gradient, the parameters are as they were before that update. All can be saved.
         """
         self._require_ready("learn")
         self._take_lr_schedule()

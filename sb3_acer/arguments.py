@@ -234,10 +234,10 @@ def comparable_arguments(model: BaseAlgorithm) -> dict[str, Any]:
 def comparable(value: Any) -> Any:
     """
     :param value: an argument of the constructor
-    :return: the same in a form that ``==`` compares: arrays as lists, since they have no single truth of being equal,
-        tuples too, since files of SB3 hold them as lists, and classes by their names, since one of the main program
-        that was unpickled is another object. For the same reason functions are all equal, and other objects if their
-        classes have the same name.
+    :return: the same in a form that ``==`` compares. Arrays are lists, since ``==`` compares them number by number;
+        tuples are lists too, since SB3's files hold them so. Classes are their names, since a class of the main program
+        is another object once it has been unpickled. For this reason, too, any two functions are equal, and any two
+        other objects whose classes have the same name.
     """
     if isinstance(value, type):
         return f"{value.__module__}.{value.__name__}"  # loading shortens the qualified names of local ones

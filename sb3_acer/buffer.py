@@ -44,12 +44,13 @@ class SequenceReplayBuffer(ReplayBuffer):
     actions count as valid.
 
     Of observations that are stacks of frames each new frame is stored once, and sampling restores the stacks, equal to
-    the bit, see :class:`~sb3_acer.columns.FrameColumn`. The slots before the oldest that can be sampled keep its past.
+    the bit, see :class:`~sb3_acer.columns.FrameColumn`. Spare slots keep the frames before the oldest sequences.
 
     To sample by priority, override :meth:`sample`: :meth:`gather` returns the sequences of given slots and
     environments, and ``weights`` of the batch multiply their gradients. A subclass with arrays of its own extends
-    :meth:`reset`, :meth:`state_dict` and, after the base class's, which calls `reset`, :meth:`load_state_dict`. Slots
-    are numbered from 0 to n_slots + ceil(k / n_steps), where k is the number of frames in a stack, 1 without stacks.
+    :meth:`reset`, :meth:`state_dict` and :meth:`load_state_dict`, where it first calls the base class's, which calls
+    :meth:`reset`. Slots are numbered from 0 to n_slots + ceil(k / n_steps), where k is the number of frames in a stack,
+    1 without stacks.
 
     :param buffer_size: steps of the vectorised environment to keep, at least one slot; that is ``buffer_size * n_envs``
         transitions

@@ -44,9 +44,9 @@ class Family(ABC):
     A parametric family of action distributions.
 
     A new family defines the abstract methods. The gradients :meth:`kl_gradient`, :meth:`entropy_gradient` and
-    :meth:`score` have defaults by autograd, which a family overrides with closed forms for speed. A subclass of a
-    family that overrides :meth:`statistics` also overrides :meth:`statistics_of_arrays` and :meth:`backward`, if that
-    family has its own.
+    :meth:`score` have defaults by autograd, which a family overrides with closed forms for speed. A subclass that
+    overrides a family's :meth:`statistics` must override :meth:`statistics_of_arrays` and :meth:`backward` too, where
+    that family defines them itself.
 
     :param action_space: the action space
     """

@@ -1,10 +1,10 @@
 """
 The state of environments, to be set again in another process.
 
-Of each wrapper or environment that has ``get_state()`` and ``set_state(state)`` it is what ``get_state`` returns, of
-each other one the values of its attributes, pickled. Files, windows and functions stay those of the environment whose
-state is set. Of ale-py's emulator it is the emulator's own state with its random numbers, of MuJoCo the whole
-``MjData``.
+The state of a wrapper or an environment that has ``get_state()`` and ``set_state(state)`` is what ``get_state``
+returns. That of any other consists of its attributes, pickled; among them ale-py's emulator is saved by its own state
+with its random numbers, and MuJoCo's ``MjData`` as a whole. Files, windows and functions stay those of the environment
+whose state is set.
 """
 
 import io

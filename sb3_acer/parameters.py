@@ -198,10 +198,10 @@ class FlatParameters:
 
     def connect(self, optimizer: th.optim.Optimizer) -> None:
         """
-        Make an optimiser collect and zero the gradients of the single parameters, and leave frozen parameters as they
-        are. Their part of the optimiser's state stays too, except in the first step, which makes it, and for the count
-        of steps, which all share. To an optimiser of single parameters the gradient of a frozen one is None. A copy of
-        an optimiser has to be connected again.
+        Make an optimiser collect and zero the gradients of the single parameters, and leave frozen ones as they are.
+        An optimiser of single parameters sees no gradient of a frozen one. In an optimiser of vectors a frozen
+        parameter's part of the state does not change either, except by the first step, which makes the state; the count
+        of steps is that of the vector. A copy of an optimiser has to be connected again.
 
         :param optimizer: of the vectors, or of the single parameters
         """

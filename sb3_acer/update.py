@@ -43,8 +43,8 @@ class Update(NamedTuple):
 
     gradients: tuple[th.Tensor, ...]
     """
-    of the loss, sum over t and b of weight * loss / (T * B), with respect to the statistics, ``[T, B, P]``, Q of the
-    actions taken, ``[T, B]``, and V, ``[T, B]``, where the critic has a V of its own
+    of the loss (the sum over t and b of weight * loss / (T * B)) with respect to the statistics, ``[T, B, P]``; to Q of
+    the actions taken, ``[T, B]``; and, where the critic has a V of its own, to V, ``[T, B]``
     """
     batch: SequenceBatch
     evaluation: Evaluation

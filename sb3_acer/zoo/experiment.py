@@ -182,7 +182,7 @@ class Experiment(ExperimentManager):
             raise ValueError(f"{rule}: {error}") from error
 
     def _require_same_settings(self, hyperparams: dict[str, Any]) -> None:
-        """As those of the run to continue, but for the ones that a checkpoint leaves open."""
+        """Refuse settings that differ from those of the run to continue, except the ones that may change."""
         config, args = (
             dict(yaml.unsafe_load(Path(self.params_path, name).read_text())) for name in ("config.yml", "args.yml")
         )

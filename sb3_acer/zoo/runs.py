@@ -33,7 +33,7 @@ def runs_of(algo: str, env_id: str, folder: str) -> list[tuple[int, Path]]:
 def run_to_resume(algo: str, env_id: str, folder: str, number: str = "", restarted: bool = False) -> Path | None:
     """
     :param number: of the run, as its folder's name has it; empty for the newest
-    :param restarted: whether only runs are considered that this process's launcher has started
+    :param restarted: whether to consider only runs that this process's launcher has started
     :return: folder of the newest such run that has a checkpoint, None if there is none
     """
     for _, path in runs_of(algo, env_id, folder):
