@@ -249,7 +249,7 @@ class GRU(Gated):
 
 def _orthogonal(module: nn.RNNBase) -> None:
     for name, parameter in module.named_parameters():
-        _ = nn.init.zeros_(parameter) if "bias" in name else nn.init.orthogonal_(parameter)
+        (nn.init.zeros_ if "bias" in name else nn.init.orthogonal_)(parameter)
 
 
 class LayerNormLSTM(Gated):
