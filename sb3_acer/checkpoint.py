@@ -50,8 +50,7 @@ def find_checkpoint(folder: str | Path) -> Checkpoint | None:
     :param folder: folder of checkpoints
     :return: the newest whole one, None if there is none
     """
-    found = map(checkpoint_at, reversed(_all_checkpoints(Path(folder))))
-    return next((checkpoint for checkpoint in found if checkpoint is not None), None)
+    return next(filter(None, map(checkpoint_at, reversed(_all_checkpoints(Path(folder))))), None)
 
 
 def is_checkpoint(path: Path) -> bool:
