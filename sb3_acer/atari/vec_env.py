@@ -282,8 +282,8 @@ class AtariVecEnv(VecEnv):
             begins = lengths == remaining
             if begins.any():
                 observations, _ = self._begin(begins, seeds)
-                while (begins & (self._n_games < n_games)).any():
-                    observations, _ = self._begin(begins & (self._n_games < n_games), no_seeds)
+                while (lacking := begins & (self._n_games < n_games)).any():
+                    observations, _ = self._begin(lacking, no_seeds)
             if remaining:
                 actions = [of[-remaining] if len(of) >= remaining else 0 for of in played]
                 self._ale.send(np.array(actions, np.int64))
@@ -318,10 +318,9 @@ class AtariVecEnv(VecEnv):
         dones = over | died
         infos = _infos(ale_infos)
         self.lives, self.observations, self._revived = lives, observations, died & ~over
-        if self._blanks.any():
-            for game in np.flatnonzero(self._blanks):
-                observations[game, : self._blanks[game]] = 0
-                self._blanks[game] -= 1
+        for game in np.flatnonzero(self._blanks):
+            observations[game, : self._blanks[game]] = 0
+            self._blanks[game] -= 1
         if dones.any():
             for game in np.flatnonzero(dones):
                 infos[game]["terminal_observation"] = observations[game].copy()
