@@ -270,6 +270,15 @@ def _space_before(vec_normalize: VecNormalize, space: spaces.Space[Any]) -> spac
     return spaces.Dict(parts) if isinstance(space, spaces.Dict) else parts[""]
 
 
+def _of_training(space: spaces.Space[Any]) -> spaces.Space[Any]:
+    """A copy of a space, without the numbers that training refuses."""
+    if not isinstance(space, spaces.Box) or np.dtype(space.dtype).kind != "f":
+        return deepcopy(space)
+    bound = min(LARGEST, float(np.finfo(space.dtype).max))
+    low, high = (np.where(np.isfinite(each), np.clip(each, -bound, bound), each) for each in (space.low, space.high))
+    return spaces.Box(low.astype(space.dtype), high.astype(space.dtype), dtype=space.dtype)
+
+
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Without torch's notes on its own progress."""
@@ -305,12 +314,3 @@ def main(arguments: list[str]) -> None:
         for statistics in options.agent.parent.glob("*/vecnormalize.pkl"):  # of a run; not read, since it is a pickle
             print(f"If the agent learnt from normalised observations, add --vec-normalize {statistics}")
     print(f"{type(model.policy).__name__} for {model.observation_space} and {model.action_space}: {path}")
-
-
-def _of_training(space: spaces.Space[Any]) -> spaces.Space[Any]:
-    """A copy of a space, without the numbers that training refuses."""
-    if not isinstance(space, spaces.Box) or np.dtype(space.dtype).kind != "f":
-        return deepcopy(space)
-    bound = min(LARGEST, float(np.finfo(space.dtype).max))
-    low, high = (np.where(np.isfinite(each), np.clip(each, -bound, bound), each) for each in (space.low, space.high))
-    return spaces.Box(low.astype(space.dtype), high.astype(space.dtype), dtype=space.dtype)
