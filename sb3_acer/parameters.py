@@ -78,13 +78,11 @@ class FlatParameters:
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self.parameters = list(module.parameters())
-        groups: dict[Any, list[int]] = {}
-        for index, parameter in enumerate(self.parameters):
-            groups.setdefault((parameter.dtype, parameter.device, parameter.requires_grad), []).append(index)
+        groups: dict[Any, list[nn.Parameter]] = {}
+        for parameter in self.parameters:
+            groups.setdefault((parameter.dtype, parameter.device, parameter.requires_grad), []).append(parameter)
         self._groups = list(groups.values())
-        self.vectors = [
-            nn.Parameter(th.empty(0), requires_grad=self.parameters[group[0]].requires_grad) for group in self._groups
-        ]
+        self.vectors = [nn.Parameter(th.empty(0), requires_grad=group[0].requires_grad) for group in self._groups]
         self.attach()
 
     def attach(self) -> None:
@@ -93,20 +91,19 @@ class FlatParameters:
         Parameters that lie in one vector already keep their memory, as after ``share_memory``, which moves all of it.
         """
         self._owners: list[tuple[nn.Module, str]] | None = None  # of buffers; a copy's module may not be complete yet
-        self._gradients: list[th.Tensor | None] = [None] * len(self.parameters)
+        self._gradients: dict[nn.Parameter, th.Tensor | None] = dict.fromkeys(self.parameters)
         self._frozen: list[tuple[th.Tensor, th.Tensor]] = []
         for vector, group in zip(self.vectors, self._groups, strict=True):
             if not self._are_views(vector, group):
-                parameters = [self.parameters[index] for index in group]
-                first, size = parameters[0], sum(parameter.numel() for parameter in parameters)
-                vector.data = th.empty(size, dtype=first.dtype, device=first.device)
-                for parameter, view in zip(parameters, self._split(vector.data, group), strict=True):
+                size = sum(parameter.numel() for parameter in group)
+                vector.data = th.empty(size, dtype=group[0].dtype, device=group[0].device)
+                for parameter, view in zip(group, self._split(vector.data, group), strict=True):
                     view.copy_(parameter.data)
                     parameter.data = view
             vector.grad = th.zeros_like(vector) if vector.requires_grad else None
             if vector.grad is not None:
-                for index, view in zip(group, self._split(vector.grad, group), strict=True):
-                    self._gradients[index] = self.parameters[index].grad = view
+                for parameter, view in zip(group, self._split(vector.grad, group), strict=True):
+                    self._gradients[parameter] = parameter.grad = view
         self._places = [parameter.data_ptr() for parameter in self.parameters]
 
     def require_frozen(self) -> None:
@@ -114,7 +111,7 @@ class FlatParameters:
         :raises ValueError: if a parameter that was frozen when the module was built, and that the optimiser therefore
             does not have, is to be learnt
         """
-        for parameter, gradient in zip(self.parameters, self._gradients, strict=True):
+        for parameter, gradient in self._gradients.items():
             if parameter.requires_grad and gradient is None:
                 name = next(name for name, each in self._module.named_parameters() if each is parameter)
                 raise ValueError(
@@ -149,19 +146,18 @@ class FlatParameters:
             tensor.grad = None
         self.attach()
 
-    def _are_views(self, vector: th.Tensor, group: list[int]) -> bool:
+    def _are_views(self, vector: th.Tensor, group: list[nn.Parameter]) -> bool:
         """Whether a group's parameters lie in its vector already, each in its place."""
-        parameters = [self.parameters[index] for index in group]
-        if vector.numel() != sum(parameter.numel() for parameter in parameters):
+        if vector.numel() != sum(parameter.numel() for parameter in group):
             return False
-        pairs = zip(parameters, self._split(vector.data, group), strict=True)
+        pairs = zip(group, self._split(vector.data, group), strict=True)
         return all((own.data_ptr(), own.stride()) == (view.data_ptr(), view.stride()) for own, view in pairs)
 
-    def _split(self, vector: th.Tensor, group: list[int]) -> list[th.Tensor]:
+    @staticmethod
+    def _split(vector: th.Tensor, group: list[nn.Parameter]) -> list[th.Tensor]:
         """Views of a vector in the parameters' shapes and orders of memory, channels_last among them."""
         views, start = [], 0
-        for index in group:
-            parameter = self.parameters[index]
+        for parameter in group:
             strides = th.empty_like(parameter, device="meta", memory_format=th.preserve_format).stride()
             views.append(vector.as_strided(parameter.shape, strides, start))
             start += parameter.numel()
@@ -169,7 +165,7 @@ class FlatParameters:
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what :meth:`attach` makes."""
-        return {**vars(self), "_owners": None, "_gradients": [], "_frozen": [], "_places": []}
+        return {**vars(self), "_owners": None, "_gradients": {}, "_frozen": [], "_places": []}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Make the views anew: unpickling and deep copies copy each tensor on its own."""
@@ -215,14 +211,14 @@ class FlatParameters:
         self._collect_gradients()
         self._frozen = []
         for vector, group in zip(self.vectors, self._groups, strict=True):
-            frozen = [not self.parameters[index].requires_grad for index in group]
+            frozen = [not parameter.requires_grad for parameter in group]
             if vector.grad is None or not any(frozen):
                 continue
-            for parameter in compress((self.parameters[index] for index in group), frozen):
+            for parameter in compress(group, frozen):
                 parameter.grad = None  # an optimiser of single parameters does not step them then
             slots = (slot for slot in optimizer.state.get(vector, {}).values() if th.is_tensor(slot))
             for values in (vector.data, *(slot for slot in slots if slot.shape == vector.shape)):
-                parts = compress(th.split(values, [self.parameters[index].numel() for index in group]), frozen)
+                parts = compress(th.split(values, [parameter.numel() for parameter in group]), frozen)
                 self._frozen += [(part, part.clone()) for part in parts]
 
     def _after_step(self, *_: Any) -> None:
@@ -235,7 +231,7 @@ class FlatParameters:
 
         :param set_to_none: unused: the gradients stay views
         """
-        for parameter, gradient in zip(self.parameters, self._gradients, strict=True):
+        for parameter, gradient in self._gradients.items():
             if parameter.grad is not gradient:
                 parameter.grad = gradient
         for vector in self.vectors:
@@ -247,15 +243,14 @@ class FlatParameters:
         if [parameter.data_ptr() for parameter in self.parameters] == self._places:
             return
         for vector, group in zip(self.vectors, self._groups, strict=True):
-            for index, view in zip(group, self._split(vector.data, group), strict=True):
-                parameter = self.parameters[index]
+            for parameter, view in zip(group, self._split(vector.data, group), strict=True):
                 if parameter.data_ptr() != view.data_ptr():
                     view.copy_(parameter.data)
                     parameter.data = view
 
     def _collect_gradients(self) -> None:
         """Copy gradients that have been replaced, by a hook for example, into the vectors'."""
-        for parameter, gradient in zip(self.parameters, self._gradients, strict=True):
+        for parameter, gradient in self._gradients.items():
             if gradient is None or parameter.grad is gradient:
                 continue
             if parameter.grad is None:  # after zero_grad(set_to_none=True)

@@ -91,9 +91,9 @@ def parameters(policy: ACERPolicy) -> dict[str, th.Tensor]:
 
 def by_layer(policy: ACERPolicy, vector: th.Tensor) -> dict[str, th.Tensor]:
     """Parts of a vector as long as the policy's parameters, under the same names."""
-    names = [name for name, _ in policy.named_parameters()]
+    names = {parameter: name for name, parameter in policy.named_parameters()}
     group = policy.flat._groups[0]
-    own = {names[index]: part for index, part in zip(group, policy.flat._split(vector, group), strict=True)}
+    own = {names[each]: part for each, part in zip(group, policy.flat._split(vector, group), strict=True)}
     return {
         f"{theirs}/{kind}": own[f"{ours}.{name}"].T if kind == "w" else own[f"{ours}.{name}"]
         for theirs, ours in LAYERS.items()

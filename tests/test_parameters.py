@@ -259,7 +259,7 @@ def test_the_optimizers_state_of_a_parameter_that_is_frozen_for_a_while_waits(
     states: list[dict[str, th.Tensor]] = [ours.state.get(parameter, {}) for parameter in network.parameters()]
     for name, slot in ours.state.get(flat.vectors[0], {}).items():
         if th.is_tensor(slot) and slot.dim() == 1:
-            for state, part in zip(states, flat._split(slot, [*range(len(states))]), strict=True):
+            for state, part in zip(states, flat._split(slot, flat.parameters), strict=True):
                 state[name] = part
     for state, other in zip(states, same.parameters(), strict=True):
         for name, expected in theirs.state[other].items():
