@@ -84,12 +84,12 @@ class QHead(nn.Module):
             return th.zeros_like(q).scatter_(1, actions.flatten(0, 1), q_gradient.reshape(-1, 1))
 
         return CriticOutput(
-            self.values(q, stats),
-            q_steps.gather(-1, actions).squeeze(-1),
-            _every_action(q.shape[-1], q.device).expand(*q_steps.shape, 1),
-            weights,
-            q_steps,
-            backward,
+            values=self.values(q, stats),
+            q_values=q_steps.gather(-1, actions).squeeze(-1),
+            candidates=_every_action(q.shape[-1], q.device).expand(*q_steps.shape, 1),
+            weights=weights,
+            candidate_values=q_steps,
+            backward=backward,
         )
 
 
@@ -186,10 +186,10 @@ class DuelingHead(nn.Module):
 
         candidate_values = q_values[:, 1:].view(*shape, -1)
         return CriticOutput(
-            values,
-            q_values[:, 0].view(shape),
-            candidates.transpose(0, 1).view(*shape, n_samples, -1),
-            th.full_like(candidate_values, 1 / n_samples),
-            candidate_values,
-            backward,
+            values=values,
+            q_values=q_values[:, 0].view(shape),
+            candidates=candidates.transpose(0, 1).view(*shape, n_samples, -1),
+            weights=th.full_like(candidate_values, 1 / n_samples),
+            candidate_values=candidate_values,
+            backward=backward,
         )
