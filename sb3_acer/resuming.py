@@ -235,7 +235,8 @@ class ResumableAlgorithm(DataParallelAlgorithm):
             if theirs.n_envs != self.n_envs:  # with room for all of it, since the ranks together may have that
                 theirs = theirs.with_envs(self.n_envs, -(-theirs.n_slots * theirs.n_envs // self.n_envs))
             n_kept = min(theirs.n_rollouts * len(buffers) // n_ranks, mine.n_slots) * n_ranks
-            numbers = range(index, n_kept, len(buffers))  # of the rollouts of all, the newest first
+            # All rollouts are numbered, the newest of each buffer first: those of this one have every n-th number.
+            numbers = range(index, n_kept, len(buffers))
             ages = [number // len(buffers) for number in numbers if number % n_ranks == rank]
             mine.add_rollouts(theirs, reversed(ages))
         self.replay_buffer = mine

@@ -51,14 +51,14 @@ class Ring:
         self.n_all_slots = n_slots + 1 + math.ceil(n_frames / n_steps)  # n_frames - 1 older frames, and the row after
         self.n_rows = self.n_all_slots * n_steps
         self._stacks, self._strict, self._device = stacks, strict, device
-        numbers = (self.n_envs,)
+        per_env = (self.n_envs,)
         self.steps = {
             "actions": Column(self.n_rows, action.shape, action.dtype),
             "behaviour": Column(self.n_rows, behaviour.shape, np.float32),
-            "rewards": Column(self.n_rows, numbers, np.float32),
-            "terminated": Column(self.n_rows, numbers, np.bool_),
-            "truncated": Column(self.n_rows, numbers, np.bool_),
-            "final_place": Column(self.n_rows, numbers, np.int64, fill=-1),  # in the table of finals; -1 for none
+            "rewards": Column(self.n_rows, per_env, np.float32),
+            "terminated": Column(self.n_rows, per_env, np.bool_),
+            "truncated": Column(self.n_rows, per_env, np.bool_),
+            "final_place": Column(self.n_rows, per_env, np.int64, fill=-1),  # in the table of finals; -1 for none
         }
         self.states = th.from_numpy(np.zeros((self.n_all_slots, *states.shape), np.float32))
         """recurrent states at each slot's first step, ``[n_all_slots, n_envs, W]``"""

@@ -126,7 +126,7 @@ def load_stable_baselines(
     if saved.left_out:
         warnings.warn(f"{path}: left out {listed(saved.left_out)}", stacklevel=2)
     policy, fitting_kwargs = make_policy_kwargs(saved.network, saved.activation_fn)
-    policy_kwargs = {"optimizer_class": RMSpropTFLike, **fitting_kwargs, **policy_kwargs}  # as stable-baselines' LSTMs
+    policy_kwargs = {"optimizer_class": RMSpropTFLike, **fitting_kwargs, **policy_kwargs}  # for LSTMs too
     arguments = {**saved.arguments, **kwargs, "policy_kwargs": policy_kwargs}
     space = saved.observation_space
     space = VecTransposeImage.transpose_space(space) if is_transposed(space) else space  # type: ignore[arg-type]
