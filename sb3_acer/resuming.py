@@ -37,6 +37,8 @@ from sb3_acer.finite import FiniteVecEnv
 from sb3_acer.storage import named, opened, read_state, replacing, write_state
 
 _AGENT, _BUFFER, _TRAINING = "agent.zip", "replay_buffer.npz", "training.npz"
+_OF_LEARN = ("_callback", "_attributes_at_start", "_is_within_rollout")
+"""attributes that only a call of learn needs, and that neither a file nor a copy of the agent has"""
 
 SelfResumable = TypeVar("SelfResumable", bound="ResumableAlgorithm")
 
@@ -75,14 +77,13 @@ class ResumableAlgorithm(DataParallelAlgorithm):
     """hashes of the callbacks' attributes when that call began; those that have changed since are counters"""
 
     def _excluded_save_params(self) -> list[str]:
-        own = ["_resumed", "_continues", "_checkpoints", "_next_checkpoint", "_callback", "_attributes_at_start"]
-        return [*super()._excluded_save_params(), *own, "_is_within_rollout"]
+        own = ("_resumed", "_continues", "_checkpoints", "_next_checkpoint", *_OF_LEARN)
+        return [*super()._excluded_save_params(), *own]
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what only a call of ``learn`` needs: callbacks refer to what cannot be copied."""
         self._notice_other_resets()
-        of_call = ("_callback", "_attributes_at_start", "_finite_env", "_is_within_rollout")
-        return {name: value for name, value in vars(self).items() if name not in of_call}
+        return {name: value for name, value in vars(self).items() if name not in (*_OF_LEARN, "_finite_env")}
 
     def save_checkpoint(self, folder: str | Path, keep: int = 2, *, with_env: bool = True) -> Path:
         """
