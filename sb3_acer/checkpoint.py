@@ -107,7 +107,7 @@ def checkpoint_at(path: Path) -> Checkpoint | None:
 
 
 def _read_manifest(path: Path) -> dict[str, Any] | None:
-    """That of one checkpoint, also of another version; None if it is damaged."""
+    """The manifest of one checkpoint, which another version may have written; None if it is damaged."""
     try:
         manifest: dict[str, Any] = json.loads((path / _MANIFEST).read_text())
         sizes = {name: (int(size), int(checksum)) for name, (size, checksum) in manifest["files"].items()}

@@ -259,7 +259,7 @@ def pooled(common: Moments, of_ranks: Sequence[Moments]) -> Moments:
 
 
 def _own_group() -> Group:
-    """Of this process. The ranks make themselves known to each other at their first exchange."""
+    """The group of this process. At their first exchange its ranks make themselves known to each other."""
     global _group
     if _group is None or _group.world() is not dist.group.WORLD:
         _group = None
@@ -330,7 +330,7 @@ def _exchange() -> Iterator[None]:
 
 
 def _find_lost() -> str:
-    """Which ranks on this machine have ended, or which may have, on others; empty if none is known."""
+    """The ranks on this machine that have ended, or else those on others that may have; empty if there are none."""
     if _group is None:
         return ""
     deadline = time.monotonic() + _SECONDS_TO_DIE
@@ -343,7 +343,7 @@ def _find_lost() -> str:
 
 
 def _find_ended() -> str:
-    """Which ranks on this machine have ended; empty if none has."""
+    """The ranks on this machine that have ended, in words; empty if none has."""
     assert _group is not None
     ended = [
         f"rank {number} (process {each.pid})"

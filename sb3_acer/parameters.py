@@ -164,7 +164,7 @@ class FlatParameters:
         return views
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what :meth:`attach` makes."""
+        """The attributes without those that :meth:`attach` makes."""
         return {**vars(self), "_owners": None, "_gradients": {}, "_frozen": [], "_places": []}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

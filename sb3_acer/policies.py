@@ -373,7 +373,7 @@ class ACERPolicy(PredictionInterface):
         return features.to(self._dtype)
 
     def _features(self, observations: PyTorchObs) -> tuple[th.Tensor, th.Tensor]:
-        """Those of the policy and those of the critic."""
+        """Features of the policy and of the critic."""
         features = self.extract_features(observations, self.features_extractor)
         if self.share_features_extractor:
             return features, features

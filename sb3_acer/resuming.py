@@ -81,7 +81,7 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         return [*super()._excluded_save_params(), *own]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what only a call of ``learn`` needs: callbacks refer to what cannot be copied."""
+        """All but what only a call of ``learn`` needs: callbacks refer to what cannot be copied."""
         self._notice_other_resets()
         return {name: value for name, value in vars(self).items() if name not in (*_OF_LEARN, "_finite_env")}
 
@@ -147,7 +147,7 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         require(is_built, "_init_setup_model", f"True, or setup_model() called before {call}", False)
 
     def _write_files(self, folder: Path, training: dict[str, Any]) -> None:
-        """Of this rank."""
+        """Write the files of this rank."""
         rank = distributed.rank()
         self.save(folder / _of_rank(_AGENT, rank))
         self.save_replay_buffer(folder / _of_rank(_BUFFER, rank))
@@ -511,14 +511,14 @@ def _of_rank(name: str, rank: int) -> str:
 
 
 def _require_files_of_all(folder: Path) -> None:
-    """On rank 0, which makes the files of all ranks a checkpoint."""
+    """Rank 0 makes a checkpoint of the files of all ranks: refuse a folder where it does not see them."""
     ranks = range(distributed.world_size()) if distributed.rank() == 0 else ()
     lacking = [rank for rank in ranks if not (folder / _of_rank(_TRAINING, rank)).is_file()]
     require(not lacking, "folder", f"on a disk that all ranks share; rank 0 lacks the files of {lacking}", str(folder))
 
 
 def _random_states() -> dict[str, Any]:
-    """Of the generators that all of a process shares."""
+    """States of the random generators that everything in a process shares."""
     version, numbers, gauss = random.getstate()
     return {
         "python": [version, list(numbers), gauss],

@@ -195,7 +195,7 @@ class SavingAlgorithm(OffPolicyAlgorithm):
             self.replay_buffer.end_episodes()
 
     def _read_replay_buffer(self, path: FilePath) -> SequenceReplayBuffer:
-        """As it was saved, of any number of environments."""
+        """The buffer of a file as it was saved, which may be one of another number of environments."""
         with opened(path, "pkl") as file, named(path):
             loaded = self.replay_buffer_class.read(
                 file, self.observation_space, self.action_space, self.device, **self.replay_buffer_kwargs

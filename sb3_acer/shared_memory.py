@@ -51,7 +51,7 @@ def shared_file(n_ranks: int) -> Iterator[str]:
 
 
 def _has_room(name: str, size: int) -> bool:
-    """Without it, writing to the memory would end the process."""
+    """Whether the file can be as large as that. If it could not, writing to the memory would end the process."""
     with suppress(OSError), open(name, "r+b") as file:
         os.posix_fallocate(file.fileno(), 0, size)
         return True
@@ -164,7 +164,7 @@ class Board:
         return self._places[place], lengths
 
     def _wait(self) -> None:
-        """Until all ranks have posted their parts of this turn."""
+        """Wait until all ranks have posted their parts of this turn."""
         start = checked = time.monotonic()
         n_looks = 0
         while self._turns.min() < self._turn:

@@ -251,7 +251,7 @@ def _loaded(vec_normalize: VecNormalize | FilePath | None) -> VecNormalize | Non
 
 
 def _statistics_of(vec_normalize: VecNormalize) -> dict[str, RunningMeanStd]:
-    """By the keys of Dict observations that are normalised, "" for observations without keys."""
+    """Mean and variance of each part of the observations that is normalised, by its key; "" without keys."""
     if not vec_normalize.norm_obs:
         return {}
     return by_key(vec_normalize.obs_rms)
@@ -281,7 +281,7 @@ def _of_training(space: spaces.Space[Any]) -> spaces.Space[Any]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without torch's notes on its own progress."""
+    """Suppress torch's notes on its own progress."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
