@@ -450,11 +450,11 @@ class ACER(StableBaselinesInterface):
                 f"buffer of buffer_size={self.replay_buffer.buffer_size} holds in rollouts of n_steps={self.n_steps}"
             )
         name, is_own = self.lr_schedule_name, self.lr_schedule is self._own_schedule
-        is_scheduled = is_own and name != "constant" and not callable(self.learning_rate)
+        is_scheduled = is_own and name != "constant" and isinstance(self.lr_schedule.value_schedule, NamedSchedule)
         before = 0 if reset_num_timesteps or self._resumed is not None else self.num_timesteps
         rollout_steps = (self.n_steps - self.replay_buffer.step) * self.n_envs * distributed.world_size()
         is_one_rollout = self._resumed is None and 0 < total_timesteps <= rollout_steps
-        if is_scheduled and is_one_rollout and self.learning_rate and not self.lr_schedule(0):
+        if is_scheduled and is_one_rollout and self.lr_schedule(1) and not self.lr_schedule(0):
             yield (
                 f"this call learns nothing: {total_timesteps} steps are not more than one rollout of {rollout_steps}, "
                 f"at whose end lr_schedule={name!r} is 0. Use lr_schedule='constant' for such calls"

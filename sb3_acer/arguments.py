@@ -35,7 +35,7 @@ from sb3_acer.checks import (
     require,
 )
 from sb3_acer.policies import LEAST_IMAGE, ACERPolicy
-from sb3_acer.schedules import SCHEDULES
+from sb3_acer.schedules import SCHEDULES, number_or_function
 
 Rule = Callable[[str, Any], Any]
 
@@ -225,9 +225,8 @@ def comparable_arguments(model: BaseAlgorithm) -> dict[str, Any]:
     names = {"policy": "policy_class", **ATTRIBUTES}
     arguments = constructor_arguments(type(model)) - _MAY_DIFFER
     values = {name: vars(model).get(names.get(name, name)) for name in arguments}
-    rate = values.get("learning_rate")
-    if callable(rate):
-        values["learning_rate"] = [rate(remaining) for remaining in (1.0, 0.5, 0.0)]
+    rate = number_or_function(model.learning_rate)
+    values["learning_rate"] = [rate(remaining) for remaining in (1.0, 0.5, 0.0)] if callable(rate) else rate
     return {name: comparable(value) for name, value in values.items()}
 
 

@@ -47,10 +47,14 @@ def make_schedule(learning_rate: float | Schedule, name: str) -> FloatSchedule:
     :raises ValueError: if ``name`` is not one of them, or the learning rate no number in [0, 10]
     """
     check_choice("lr_schedule", name, SCHEDULES)
-    if isinstance(learning_rate, FloatSchedule):  # never one of another: SB3 unwraps those
-        learning_rate = learning_rate.value_schedule
-    if isinstance(learning_rate, ConstantSchedule):
-        learning_rate = learning_rate.val
+    learning_rate = number_or_function(learning_rate)
     if callable(learning_rate):
         return FloatSchedule(learning_rate)
     return FloatSchedule(NamedSchedule(float(check_number("learning_rate", learning_rate, 0, 10)), name))
+
+
+def number_or_function(learning_rate: float | Schedule) -> float | Schedule:
+    """The number of SB3's constant schedule, the function in a ``FloatSchedule``, any other learning rate itself."""
+    if isinstance(learning_rate, FloatSchedule):  # never one of another: SB3 unwraps those
+        learning_rate = learning_rate.value_schedule
+    return learning_rate.val if isinstance(learning_rate, ConstantSchedule) else learning_rate

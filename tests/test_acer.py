@@ -1303,6 +1303,7 @@ def test_a_call_of_one_rollout_warns_that_its_learning_rate_is_0() -> None:
         ({"lr_schedule": "constant"}, 5 * env.num_envs, False),
         ({"learning_rate": lambda progress: 1e-3 * (1 + progress)}, 5 * env.num_envs, False),
         ({"learning_rate": 0.0}, 5 * env.num_envs, False),
+        ({"learning_rate": ConstantSchedule(1e-3)}, 5 * env.num_envs, True),  # counts as the number
     ):
         model = small(env, **changes)
         before = flat(model).clone()

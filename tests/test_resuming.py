@@ -23,6 +23,7 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import KVWriter, Logger
 from stable_baselines3.common.monitor import load_results
 from stable_baselines3.common.torch_layers import FlattenExtractor
+from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule
 from stable_baselines3.common.vec_env import VecCheckNan, VecEnv, VecNormalize
 
 from sb3_acer import ACER
@@ -663,6 +664,12 @@ def test_learning_rates_are_compared_by_their_values(tmp_path: Path) -> None:
         ):
             model(other).learn(128, checkpoint=tmp_path)
     assert model(lambda remaining: remaining * 1e-3).learn(128, checkpoint=tmp_path).num_timesteps == 128
+
+
+def test_a_run_goes_on_with_the_same_learning_rate_as_a_number_or_as_constant_schedule(tmp_path: Path) -> None:
+    for number, learning_rate in enumerate((1e-3, ConstantSchedule(1e-3), FloatSchedule(1e-3))):
+        model = ACER("MlpPolicy", "CartPole-v1", **{**SMALL, "learning_rate": learning_rate})
+        assert model.learn(64 * (number + 1), checkpoint=tmp_path).num_timesteps == 64 * (number + 1)
 
 
 class LowersEntropy(BaseCallback):
