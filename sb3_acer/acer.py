@@ -62,7 +62,7 @@ from sb3_acer.policies import (
 )
 from sb3_acer.rollouts import Generators
 from sb3_acer.sb2_compat.interface import StableBaselinesInterface
-from sb3_acer.schedules import SCHEDULES, NamedSchedule, make_schedule
+from sb3_acer.schedules import SCHEDULES, NamedSchedule, make_schedule, number_or_function
 from sb3_acer.sequences import SequenceBatch
 from sb3_acer.update import Settings, Update, compute_update, metrics
 from sb3_acer.vec_normalize import normalize_of_policy
@@ -450,7 +450,7 @@ class ACER(StableBaselinesInterface):
                 f"buffer of buffer_size={self.replay_buffer.buffer_size} holds in rollouts of n_steps={self.n_steps}"
             )
         name, is_own = self.lr_schedule_name, self.lr_schedule is self._own_schedule
-        is_scheduled = is_own and name != "constant" and isinstance(self.lr_schedule.value_schedule, NamedSchedule)
+        is_scheduled = is_own and name != "constant" and not callable(number_or_function(self.learning_rate))
         before = 0 if reset_num_timesteps or self._resumed is not None else self.num_timesteps
         rollout_steps = (self.n_steps - self.replay_buffer.step) * self.n_envs * distributed.world_size()
         is_one_rollout = self._resumed is None and 0 < total_timesteps <= rollout_steps
