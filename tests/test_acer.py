@@ -885,6 +885,16 @@ def test_another_number_of_environments_keeps_the_replay_buffer(
     other.learn(40)
 
 
+def test_environments_are_reset_although_there_are_as_many_again_as_in_the_last_training() -> None:
+    model = small(make_vec_env(Recorder, 2), lr_schedule="constant").learn(60)
+    for n_envs in (3, 2):
+        model.set_env(make_vec_env(Recorder, n_envs), force_reset=False)
+    model.learn(10, reset_num_timesteps=False)  # one rollout
+    observations = model.replay_buffer.latest().observations
+    assert isinstance(observations, th.Tensor)
+    assert observations[0].tolist() == [[0, 0], [0, 0]]
+
+
 def test_a_buffer_of_another_sequence_length_is_refused_and_the_own_one_kept(tmp_path: Path) -> None:
     trained(n_steps=4).save_replay_buffer(tmp_path / "buffer")
     model = trained()

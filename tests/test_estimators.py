@@ -62,7 +62,7 @@ class Batch(NamedTuple):
 
 @st.composite
 def batches(draw: st.DrawFn) -> Batch:
-    n_steps, n_sequences = draw(st.integers(1, 40) | st.sampled_from([64, 65, 150])), draw(st.integers(1, 4))
+    n_steps, n_sequences = draw(st.integers(1, 40) | st.sampled_from([64, 65, 128, 150])), draw(st.integers(1, 4))
     rng = np.random.default_rng(draw(seeds))
     p_terminated, p_truncated = draw(st.sampled_from([0.0, 0.1, 0.5, 1.0])), draw(st.sampled_from([0.0, 0.1, 0.5]))
 

@@ -472,6 +472,16 @@ def test_a_gradient_that_was_replaced_is_the_one_that_is_followed() -> None:
     th.testing.assert_close(network.weight.detach(), before - 0.1 * replaced)
 
 
+def test_a_gradient_that_was_replaced_counts_in_the_norm_and_is_clipped() -> None:
+    network = nn.Linear(3, 2)
+    flat = FlatParameters(network)
+    for parameter in network.parameters():
+        parameter.grad = th.full_like(parameter, 2.0)
+    assert flat.clip_grad_norm(1.0) == pytest.approx(2 * 8**0.5)
+    for parameter in network.parameters():
+        th.testing.assert_close(parameter.grad, th.full_like(parameter, 8**-0.5))
+
+
 class Bounded(nn.Linear):
     """A layer whose weights have a bounded norm."""
 
@@ -580,6 +590,16 @@ def test_an_average_may_be_of_another_precision() -> None:
 def test_a_buffer_that_is_none_is_left_out() -> None:
     assert FlatParameters(nn.BatchNorm1d(3, track_running_stats=False)).buffers() == []
     assert len(FlatParameters(nn.BatchNorm1d(3)).buffers()) == 3
+
+
+def test_an_average_follows_a_buffer_that_is_taken_away_and_made_again() -> None:
+    average, network = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
+    of_average, flat = FlatParameters(average), FlatParameters(network)
+    for mean in (th.ones(3), None, 2 * th.ones(3)):
+        network.running_mean = mean
+        of_average.polyak_update(flat, 0.5)
+        kept = average.running_mean
+        assert kept is None if mean is None else kept is not None and th.equal(kept, mean)
 
 
 def test_a_module_in_the_arguments_of_the_policy_is_saved_once(tmp_path: Path) -> None:

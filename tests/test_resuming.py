@@ -917,10 +917,13 @@ def test_each_step_is_once_in_the_log_of_tensorboard(tmp_path: Path) -> None:
         make_model(tensorboard_log=tmp_path / "logs").learn(160, KillAt(124), **arguments)
     time.sleep(1)  # TensorBoard orders the files by the second
     make_model(tensorboard_log=tmp_path / "logs").learn(160, **arguments)
-    events = event_accumulator.EventAccumulator(str(tmp_path / "logs" / "ACER_1")).Reload()
-    steps = [scalar.step for scalar in events.Scalars("train/kl")]
-    assert steps == sorted(set(steps))
-    assert steps[-1] == 160
+    make_model(tensorboard_log=tmp_path / "logs").learn(160, log_interval=1)
+    resumed, whole = (
+        [scalar.step for scalar in event_accumulator.EventAccumulator(str(folder)).Reload().Scalars("train/kl")]
+        for folder in (tmp_path / "logs" / "ACER_1", tmp_path / "logs" / "ACER_2")
+    )
+    assert resumed == whole == sorted(set(whole))
+    assert whole[-1] == 160
 
 
 def test_a_run_whose_log_has_a_name_of_several_folders_goes_on_there(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The named learning-rate schedules, and which learning rates they apply to."""
 
+import math
 import pickle
 from typing import Any
 
@@ -41,6 +42,12 @@ def test_a_schedule_has_the_values_of_its_table(name: str, learning_rate: float)
 @given(st.floats(-10, 1))
 def test_a_learning_rate_is_never_negative_and_never_above_its_start(name: str, progress_remaining: float) -> None:
     assert 0 <= make_schedule(7e-4, name)(progress_remaining) <= 7e-4
+
+
+@pytest.mark.parametrize("learning_rate", [-0.001, 10.001, math.nan])
+def test_a_learning_rate_out_of_range_has_no_schedule(learning_rate: float) -> None:
+    with pytest.raises(ValueError, match=r"learning_rate must be a number in \[0, 10\], got "):
+        make_schedule(learning_rate, "linear")
 
 
 @names
