@@ -426,9 +426,11 @@ class ACER(StableBaselinesInterface):
         for hint in self._hints(total_timesteps, reset_num_timesteps):
             warnings.warn(hint, stacklevel=2)
         self._use_masking = check_boolean("use_masking", use_masking)
-        of_checkpoints = reset_num_timesteps, checkpoint, checkpoint_freq, checkpoint_keep
+        checkpointed = self._checkpointed(
+            total_timesteps, reset_num_timesteps, checkpoint, checkpoint_freq, checkpoint_keep
+        )
         # The caller may have switched gradients off.
-        with th.inference_mode(False), th.enable_grad(), self._checkpointed(total_timesteps, *of_checkpoints):
+        with th.inference_mode(False), th.enable_grad(), checkpointed:
             super().learn(
                 total_timesteps,
                 callback,
@@ -459,7 +461,7 @@ class ACER(StableBaselinesInterface):
                 f"this call learns nothing: {total_timesteps} steps are not more than one rollout of {rollout_steps}, "
                 f"at whose end lr_schedule={name!r} is 0. Use lr_schedule='constant' for such calls"
             )
-        elif is_scheduled and 0 < 2 * total_timesteps <= before:  # two thirds of the schedule are used up
+        elif is_scheduled and 0 < 2 * total_timesteps <= before:  # at least two thirds of the schedule are used up
             rate = self.lr_schedule(total_timesteps / (before + total_timesteps))
             yield (
                 f"the learning rate begins at {rate:.2g}: lr_schedule={name!r} counts the steps of all calls of learn. "

@@ -233,7 +233,7 @@ def comparable_arguments(model: BaseAlgorithm) -> dict[str, Any]:
 def comparable(value: Any) -> Any:
     """
     :param value: an argument of the constructor
-    :return: the same in a form that ``==`` compares. Arrays are lists, since ``==`` compares them number by number;
+    :return: the same in a form that ``==`` compares. Arrays are lists, since ``==`` of two arrays gives an array;
         tuples are lists too, since SB3's files hold them so. Classes are their names, since a class of the main program
         is another object once it has been unpickled. For this reason, too, any two functions are equal, and any two
         other objects whose classes have the same name.

@@ -134,7 +134,8 @@ def check_kwargs(
         parameters = inspect.signature(of).parameters
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
             unknown = [key for key in value if key not in parameters]
-            rule = f"arguments of {getattr(of, '__name__', of)}{such_as(set(unknown) - set(renamed), parameters)}"
+            alike = such_as([key for key in unknown if key not in renamed], parameters)
+            rule = f"arguments of {getattr(of, '__name__', of)}{alike}"
             require(not unknown, name, rule, ", ".join(unknown))
         twice = [key for key in value if key in given]
         require(not twice, name, f"without {', '.join(given)}, which are given by ACER itself", ", ".join(twice))

@@ -51,7 +51,7 @@ def shared_file(n_ranks: int) -> Iterator[str]:
 
 
 def _has_room(name: str, size: int) -> bool:
-    """Whether the file can be as large as that. If it could not, writing to the memory would end the process."""
+    """Whether the file can grow to this size. If not, writing to the memory would end the process."""
     with suppress(OSError), open(name, "r+b") as file:
         os.posix_fallocate(file.fileno(), 0, size)
         return True

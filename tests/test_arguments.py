@@ -262,6 +262,11 @@ def test_two_thousand_odd_arguments_work_or_are_named(case: tuple[str, str], val
             {"policy_kwargs": {"net_ach": [3]}},
             "policy_kwargs must be arguments .*, such as net_arch, got 'net_",
         ),
+        (
+            "ACER",
+            {"policy_kwargs": {"ortho_int": 0, "net_ach": [3], "log_std_int": 0, "optimizr_class": 0}},
+            "such as ortho_init, net_arch, log_std_init, optimizer_class, got",
+        ),
         ("ACER", {"policy_kwargs": {"act_fun": 3}}, "got 'act_fun'; stable-baselines' act_fun is now activation_fn"),
         ("ACER", {"policy_kwargs": {"n_lstm": 3}}, "arguments of MlpPolicy, got 'n_lstm'; .* is now lstm_hidden_size"),
         ("ACER", {"replay_buffer_kwargs": {"size": 3}}, "replay_buffer_kwargs must be arguments of Sequ.*, got 'size'"),
