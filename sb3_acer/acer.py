@@ -8,7 +8,6 @@ ACER's base classes, each derived from the one before, are in :mod:`sb3_acer.sav
 
 import math
 import secrets
-import warnings
 from collections.abc import Iterator
 from copy import copy, deepcopy
 from pathlib import Path
@@ -45,6 +44,7 @@ from sb3_acer.checks import (
     check_verbose,
     check_whole,
     require,
+    warn,
 )
 from sb3_acer.data_parallel import generators_of_rank
 from sb3_acer.distributions import make_family
@@ -420,11 +420,11 @@ class ACER(StableBaselinesInterface):
         check_boolean("reset_num_timesteps", reset_num_timesteps)
         check_boolean("progress_bar", progress_bar)
         if checkpoint is None and checkpoint_freq is not None:
-            warnings.warn("checkpoint_freq has no effect without checkpoint, the folder to save to", stacklevel=2)
+            warn("checkpoint_freq has no effect without checkpoint, the folder to save to")
         checkpoint_freq = check_whole("checkpoint_freq", 100_000 if checkpoint_freq is None else checkpoint_freq, 1)
         checkpoint_keep = check_integer("checkpoint_keep", checkpoint_keep)
         for hint in self._hints(total_timesteps, reset_num_timesteps):
-            warnings.warn(hint, stacklevel=2)
+            warn(hint)
         self._use_masking = check_boolean("use_masking", use_masking)
         checkpointed = self._checkpointed(
             total_timesteps, reset_num_timesteps, checkpoint, checkpoint_freq, checkpoint_keep

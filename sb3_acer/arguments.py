@@ -2,7 +2,6 @@
 
 import os
 import re
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,6 +32,7 @@ from sb3_acer.checks import (
     check_whole,
     constructor_arguments,
     require,
+    warn,
 )
 from sb3_acer.policies import LEAST_IMAGE, ACERPolicy
 from sb3_acer.schedules import SCHEDULES, number_or_function
@@ -146,10 +146,9 @@ def explain_other_names(init: Callable[P, None]) -> Callable[P, None]:
                 raise TypeError(f"ACER has no argument {name!r}; it has {near[0]!r}")
         third = args[3] if len(args) > 3 else None
         if isinstance(third, float) and 0 < third < 0.1:
-            warnings.warn(
+            warn(
                 f"the third argument is gamma, as in stable-baselines, got {third}: if that is the learning rate, "
-                f"write learning_rate={third}",
-                stacklevel=2,
+                f"write learning_rate={third}"
             )
         init(*args, **kwargs)
 
@@ -303,5 +302,5 @@ def set_num_threads(num_procs: Any, n_cpu_tf_sess: Any) -> None:
         if n_threads is not None:
             n_threads = check_integer(name, n_threads, 1, 4096)
             message = f"{name} is deprecated: torch.set_num_threads({n_threads}) is called"
-            warnings.warn(message, DeprecationWarning, stacklevel=4)
+            warn(message, DeprecationWarning)
             th.set_num_threads(n_threads)

@@ -1,7 +1,6 @@
 """A replay buffer of sequences. Each step is stored with the distribution that its action was sampled from."""
 
 import io
-import warnings
 from collections.abc import Iterable
 from copy import copy, deepcopy
 from typing import Any, TypeVar
@@ -14,7 +13,7 @@ from stable_baselines3.common.buffers import BaseBuffer, ReplayBuffer
 from stable_baselines3.common.type_aliases import PyTorchObs
 from stable_baselines3.common.vec_env import VecNormalize
 
-from sb3_acer.checks import check_boolean, check_device, check_integer, require
+from sb3_acer.checks import check_boolean, check_device, check_integer, require, warn
 from sb3_acer.finite import LARGEST
 from sb3_acer.frames import FrameStack, make_frame_stack
 from sb3_acer.ring import Ring
@@ -279,10 +278,9 @@ class SequenceReplayBuffer(ReplayBuffer):
         n_sequences = self.n_rollouts * self.n_envs
         n_kept = other.n_slots * n_envs
         if n_sequences > n_kept:
-            warnings.warn(
+            warn(
                 f"a replay buffer of buffer_size={self.buffer_size} for n_envs={n_envs} keeps the newest "
-                f"{n_kept * self.n_steps} of {n_sequences * self.n_steps} transitions",
-                stacklevel=3,
+                f"{n_kept * self.n_steps} of {n_sequences * self.n_steps} transitions"
             )
         for first in range(max(n_sequences - n_kept, 0), n_sequences, n_envs):
             sequences = np.arange(first, first + n_envs) % n_sequences
@@ -480,11 +478,10 @@ class SequenceReplayBuffer(ReplayBuffer):
         else:
             available = psutil.virtual_memory().available
         if needed > available:
-            warnings.warn(
+            warn(
                 f"the replay buffer will need {needed / 1e9:.2f} GB, and {available / 1e9:.2f} GB are "
                 f"available: buffer_size={self.buffer_size} counts steps of the vectorised environment, each of "
-                f"{self.n_envs} transitions",
-                stacklevel=3,
+                f"{self.n_envs} transitions"
             )
         return Ring(self.n_slots, *arguments)
 

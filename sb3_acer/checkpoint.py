@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shutil
-import warnings
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 
 from filelock import FileLock, Timeout
 
+from sb3_acer.checks import warn
 from sb3_acer.storage import replacing
 
 FORMAT = "sb3-acer checkpoint 1"
@@ -82,7 +82,7 @@ def find_undamaged(folder: str | Path) -> Checkpoint | None:
         changed = [str(path / name) for name, written in files if _differs(path / name, *written)]
         if not changed:
             if damaged:
-                warnings.warn(f"{path} is loaded, since newer files are damaged: {', '.join(damaged)}", stacklevel=3)
+                warn(f"{path} is loaded, since newer files are damaged: {', '.join(damaged)}")
             return Checkpoint(path, manifest)
         damaged += changed
     if damaged:

@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import warnings
 from collections.abc import Callable, Collection, Iterable
 from difflib import get_close_matches
 from typing import Any
@@ -13,6 +14,8 @@ from stable_baselines3.common.utils import get_device
 
 MOST = 2**63 - 1
 """bound on integers, the largest one of numpy and torch"""
+_LIBRARIES = {"sb3_acer", "stable_baselines3", "sb3_contrib", "rl_zoo3", "torch", "contextlib"}
+"""packages and modules whose lines a warning does not point at"""
 
 
 def require(holds: bool, name: str, rule: str, value: Any) -> None:
@@ -26,6 +29,14 @@ def require(holds: bool, name: str, rule: str, value: Any) -> None:
     if not holds:
         got = repr(value)
         raise ValueError(f"{name} must be {rule}, got {got if len(got) < 1000 else f'{got[:1000]}...'}")
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the line of the user's program that called into this package, whatever libraries lie between."""
+    frame, stacklevel = inspect.currentframe(), 0
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _LIBRARIES:
+        frame, stacklevel = frame.f_back, stacklevel + 1
+    warnings.warn(message, category, stacklevel + 1)
 
 
 def check_integer(name: str, value: Any, least: int = 1, most: int = MOST) -> int:

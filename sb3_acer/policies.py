@@ -1,7 +1,6 @@
 """ACER's policy: features -> recurrent module -> policy head and critic head."""
 
 import inspect
-import warnings
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -32,6 +31,7 @@ from sb3_acer.checks import (
     check_observation_space,
     check_subclass,
     require,
+    warn,
 )
 from sb3_acer.distributions import make_family
 from sb3_acer.heads import DuelingHead, QHead
@@ -88,9 +88,7 @@ def default_optimizer(recurrent_class: type[Recurrent]) -> type[th.optim.Optimiz
 def split_net_arch(net_arch: list[int] | Mapping[str, list[int]]) -> tuple[list[int], list[int]]:
     """Widths of the policy network and of the Q network, which other policies of SB3 call ``vf``."""
     if isinstance(net_arch, list) and len(net_arch) == 1 and isinstance(net_arch[0], dict):
-        warnings.warn(
-            "net_arch should be a dict instead of a list with one dict: net_arch=dict(pi=..., qf=...)", stacklevel=9
-        )
+        warn("net_arch should be a dict instead of a list with one dict: net_arch=dict(pi=..., qf=...)")
         net_arch = net_arch[0]
     if isinstance(net_arch, Mapping):
         unknown = set(net_arch) - {"pi", "qf", "vf"}
@@ -262,7 +260,7 @@ class ACERPolicy(PredictionInterface):
             require(own not in misfits, "policy", rule, name)
             fits_cnn = isinstance(space, spaces.Box) and is_image and min(space.shape[-2:]) >= LEAST_IMAGE
             if own is FlattenExtractor and fits_cnn:
-                warnings.warn(f"{name} takes images for vectors: {fitting} has a network for images", stacklevel=8)
+                warn(f"{name} takes images for vectors: {fitting} has a network for images")
 
     def _build(self) -> None:
         """Make the networks and initialise them."""

@@ -1,7 +1,6 @@
 """What users call a policy for: predicting actions, values and distributions."""
 
 import math
-import warnings
 from abc import abstractmethod
 from typing import Any
 
@@ -12,7 +11,7 @@ from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import PyTorchObs
 
-from sb3_acer.checks import check_array, check_boolean, require
+from sb3_acer.checks import check_array, check_boolean, require, warn
 from sb3_acer.distributions import Family
 from sb3_acer.sequences import by_key
 
@@ -176,11 +175,10 @@ class PredictionInterface(BasePolicy):
     def _warn_of_lost_states(self, begins: bool) -> None:
         """Two calls without a state: probably a loop that does not pass it on."""
         if begins and self._began and self.state_size:
-            warnings.warn(
+            warn(
                 "predict was called twice without a state, so the recurrent state was 0 both times: pass on what it "
                 "returns, action, state = model.predict(obs, state, episode_start), or give episode_start=[True] where "
-                "an episode begins",
-                stacklevel=4,
+                "an episode begins"
             )
         self._began = begins
 

@@ -3,7 +3,6 @@
 import pickle
 import random
 import time
-import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -30,7 +29,7 @@ from sb3_acer.checkpoint import (
     new_checkpoint,
     require_same_run,
 )
-from sb3_acer.checks import check_boolean, check_integer, require
+from sb3_acer.checks import check_boolean, check_integer, require, warn
 from sb3_acer.data_parallel import DataParallelAlgorithm, generators_of_rank
 from sb3_acer.env_state import EnvStateError, get_env_state, set_env_state
 from sb3_acer.finite import FiniteVecEnv
@@ -179,7 +178,7 @@ class ResumableAlgorithm(DataParallelAlgorithm):
             raise ValueError(f"folder must have a checkpoint, got {str(folder)!r}")
         require(env is not None, "env", "made and wrapped as that of the saved training", env)
         model = cls._load_checkpoint(found, make_env(env, verbose=0), device, **kwargs)
-        model._restore_env(found, stacklevel=3)
+        model._restore_env(found)
         return model
 
     @classmethod
@@ -213,10 +212,9 @@ class ResumableAlgorithm(DataParallelAlgorithm):
             size = model.replay_buffer.buffer_size
             require(size == model.buffer_size, "buffer_size", f"{size}, as in the checkpoint", model.buffer_size)
         if threads != th.get_num_threads():
-            warnings.warn(
+            warn(
                 f"torch had {threads} threads when the checkpoint was saved, and now has {th.get_num_threads()}: "
-                "results differ in their last bits",
-                stacklevel=3,
+                "results differ in their last bits"
             )
         return model
 
@@ -297,18 +295,16 @@ class ResumableAlgorithm(DataParallelAlgorithm):
     def _warn_of_what_is_left(self, total_timesteps: int, reset_num_timesteps: bool) -> None:
         start = self._num_timesteps_at_start
         if self.num_timesteps >= start + total_timesteps:
-            warnings.warn(
+            warn(
                 f"there is nothing left to train: the checkpoint is at step {self.num_timesteps}, and learn was asked "
                 f"for {total_timesteps} steps from step {start} on. A longer run needs more steps, another run another "
-                "folder",
-                stacklevel=5,
+                "folder"
             )
         elif not reset_num_timesteps and self.num_timesteps >= self._total_timesteps:
-            warnings.warn(
+            warn(
                 f"the finished call of learn that began at step {start} goes on until it has {total_timesteps} steps: "
                 f"{start + total_timesteps - self.num_timesteps} more. For {total_timesteps} more steps give a new "
-                "folder, or no checkpoint",
-                stacklevel=5,
+                "folder, or no checkpoint"
             )
 
     def _setup_learn(
@@ -392,12 +388,9 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         self._require_same_arguments(saved)
         of_call = ("_checkpoints", "_log_interval", "_early_logs", "_use_masking")
         own = ("lr_schedule", "_own_schedule", "_logger", "_custom_logger", "verbose", "tensorboard_log", *of_call)
-        saved._restore_env(found, stacklevel=7)
+        saved._restore_env(found)
         if saved._n_updates < self._n_updates:
-            warnings.warn(
-                f"the agent goes back from step {self.num_timesteps} to its checkpoint at step {saved.num_timesteps}",
-                stacklevel=6,
-            )
+            warn(f"the agent goes back from step {self.num_timesteps} to its checkpoint at step {saved.num_timesteps}")
         for ours, theirs in zip(self.policy.parameters(), saved.policy.parameters(), strict=True):
             theirs.requires_grad_(ours.requires_grad)  # the program may have frozen layers
         vars(self).update({name: value for name, value in vars(saved).items() if name not in own})
@@ -452,22 +445,15 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         values = [value for callback in all_callbacks(self._callback) for value in vars(callback).values()]
         return [value for value in values if isinstance(value, VecEnv) and value.unwrapped is not own]
 
-    def _restore_env(self, found: Checkpoint, stacklevel: int) -> None:
-        """
-        Give the environments the state that they had at a checkpoint which has been loaded.
-
-        :param stacklevel: of a warning, for the line of the program
-        """
+    def _restore_env(self, found: Checkpoint) -> None:
+        """Give the environments the state that they had at a checkpoint which has been loaded."""
         assert self.env is not None
         assert self._resumed is not None
         with named(found.path):
             try:
                 set_env_state(self.env, self._resumed.pop("env"))
             except EnvStateError as error:
-                warnings.warn(
-                    f"the environments begin new episodes, since their state is not known: {error}",
-                    stacklevel=stacklevel,
-                )
+                warn(f"the environments begin new episodes, since their state is not known: {error}")
                 self._last_obs = None  # learn resets the environments
                 if self.seed is not None:
                     first = self.seed + self.num_timesteps + distributed.rank() * self.n_envs
@@ -495,7 +481,7 @@ class ResumableAlgorithm(DataParallelAlgorithm):
             try:
                 set_env_state(env, state)
             except (EnvStateError, ValueError) as error:
-                warnings.warn(f"a callback's environment begins new episodes: {error}", stacklevel=4)
+                warn(f"a callback's environment begins new episodes: {error}")
         for name, values in resumed["logger"].items():
             getattr(self.logger, name).update(values)
         _set_random_states(resumed)

@@ -10,7 +10,6 @@ import os
 import pathlib
 import secrets
 import shutil
-import warnings
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ import numpy as np
 import torch as th
 from stable_baselines3.common.save_util import open_path
 
-from sb3_acer.checks import require
+from sb3_acer.checks import require, warn
 
 FilePath = str | pathlib.Path | io.BufferedIOBase
 """a path, or an open binary file, as SB3's methods that save and load take it"""
@@ -120,6 +119,8 @@ def opened(path: FilePath, suffix: str, name: str = "path") -> Iterator[io.Buffe
     :param suffix: without the dot
     :param name: of the argument
     :return: the file, open to be read; one that was open already stays open
+    :raises ValueError: if ``path`` is a folder
+    :raises OSError: if the file cannot be read
     """
     _require_path(path, name)
     if not isinstance(path, (str, pathlib.Path)):
@@ -127,8 +128,11 @@ def opened(path: FilePath, suffix: str, name: str = "path") -> Iterator[io.Buffe
         return
     found = pathlib.Path(path)
     # A folder may be beside the file, as in rl-zoo's runs.
-    if found.is_dir() or (not found.exists() and found.suffix != f".{suffix}"):
+    is_folder = found.is_dir()
+    if is_folder or (not found.exists() and found.suffix != f".{suffix}"):
         found = pathlib.Path(f"{found}.{suffix}")
+    is_file = found.exists() or not is_folder
+    require(is_file, name, "the path of a file; load_checkpoint takes folders of checkpoints", str(path))
     with found.open("rb") as file:
         yield file
 
@@ -187,10 +191,10 @@ def _destination(path: pathlib.Path, suffix: str, verbose: int) -> pathlib.Path:
     """The path that SB3's ``open_path`` would open, with links followed."""
     path = pathlib.Path(os.path.realpath(path if path.suffix else f"{path}.{suffix}"))
     if path.is_dir():
-        warnings.warn(f"Path '{path}' is a folder. Will save instead to {path}_2", stacklevel=5)
+        warn(f"Path '{path}' is a folder. Will save instead to {path}_2")
         path = pathlib.Path(f"{path}_2")
     if verbose >= 2 and path.is_file():
-        warnings.warn(f"Path '{path}' exists, will overwrite it.", stacklevel=5)
+        warn(f"Path '{path}' exists, will overwrite it.")
     return path
 
 

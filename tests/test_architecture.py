@@ -51,7 +51,7 @@ ALGORITHM: dict[str, set[str]] = {
         "vec_normalize",
     },
     "data_parallel": {"arguments", "distributed", "rollouts", "vec_normalize"},
-    "checkpoint": {"storage"},
+    "checkpoint": {"checks", "storage"},
     "callbacks": {"arguments"},
     "resuming": {
         "arguments",

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sb3_acer.checks import check_boolean, check_choice, check_integer, check_number, require
+from sb3_acer.checks import check_boolean, check_choice, check_integer, check_number, require, warn
 
 
 def message(rule: str, value: Any) -> str:
@@ -18,6 +18,14 @@ def test_a_rule_that_holds_is_silent_and_a_broken_one_names_argument_rule_and_va
     require(True, "size", "even", 4)
     with pytest.raises(ValueError, match=message("even", "three")):
         require(False, "size", "even", "three")
+
+
+def test_a_warning_points_at_the_line_of_the_program_behind_whatever_libraries() -> None:
+    library = {"__name__": "stable_baselines3.common.library", "warn": warn}
+    exec("def learn(): train()\ndef train(): warn('too long', DeprecationWarning)", library)
+    with pytest.warns(DeprecationWarning, match="^too long$") as warned:
+        library["learn"]()  # type: ignore[operator]
+    assert [each.filename for each in warned] == [__file__]
 
 
 @pytest.mark.parametrize(("value", "least"), [(1, 1), (7, 1), (0, 0), (-2, -3), (np.int64(5), 5), (np.uint8(3), 1)])

@@ -427,8 +427,12 @@ def test_another_number_of_threads_is_warned_of(tmp_path: Path) -> None:
     try:
         th.set_num_threads(before + 1)
         rule = f"torch had {before} threads when the checkpoint was saved, and now has {before + 1}"
-        with pytest.warns(UserWarning, match=rule):
+        with pytest.warns(UserWarning, match=rule) as loaded:
             make_model(tmp_path)
+        with pytest.warns(UserWarning, match=rule) as resumed:
+            make_model().learn(96, checkpoint=tmp_path)
+        found = [each for each in (*loaded, *resumed) if str(each.message).startswith(rule)]
+        assert [each.filename for each in found] == [__file__] * 2
     finally:
         th.set_num_threads(before)
 

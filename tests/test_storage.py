@@ -253,6 +253,9 @@ def test_paths_are_understood_as_sb3_understands_them(tmp_path: Path) -> None:
     for name in ("c", "c.txt"):
         with pytest.raises(FileNotFoundError, match=r"'.*/c\.txt'"), opened(tmp_path / name, "txt"):
             pass
+    rule = r"^agent must be the path of a file; load_checkpoint takes folders of checkpoints, got '.*/new'$"
+    with pytest.raises(ValueError, match=rule), opened(tmp_path / "new", "txt", "agent"):
+        pass
 
 
 def test_links_and_permissions_of_an_older_file_are_kept(tmp_path: Path) -> None:

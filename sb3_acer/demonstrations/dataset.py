@@ -1,7 +1,6 @@
 """Datasets of demonstrations; :mod:`~sb3_acer.demonstrations.recording` describes the arrays."""
 
 import math
-import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,7 +12,7 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_acer.buffer import SequenceReplayBuffer
-from sb3_acer.checks import check_boolean, check_choice, check_integer, check_number, check_verbose, require
+from sb3_acer.checks import check_boolean, check_choice, check_integer, check_number, check_verbose, require, warn
 from sb3_acer.demonstrations.recording import read_image, require_no_dict
 from sb3_acer.distributions import Categorical
 from sb3_acer.frames import find_frame_stack
@@ -261,7 +260,7 @@ class ExpertDataset:
         n_slots = -(-len(steps) // (buffer.n_envs * buffer.n_steps))
         if n_slots > buffer.n_slots:
             n_kept = buffer.n_slots * buffer.n_steps * buffer.n_envs
-            warnings.warn(f"the replay buffer keeps {n_kept} of {len(steps)} demonstrated steps", stacklevel=2)
+            warn(f"the replay buffer keeps {n_kept} of {len(steps)} demonstrated steps")
 
         if (env := model.get_env()) is not None:
             buffer.expect_frame_stack(find_frame_stack(env))

@@ -15,7 +15,6 @@ More arrays are not part of stable-baselines' format and may be missing:
 - ``final_action_masks``: the same for ``final_obs``, ``[M, P]``
 """
 
-import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from inspect import signature
@@ -33,7 +32,7 @@ from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, unwrap_vec_normalize
 
 from sb3_acer.arguments import make_env
-from sb3_acer.checks import check_array, check_integer, check_whole, require
+from sb3_acer.checks import check_array, check_integer, check_whole, require, warn
 from sb3_acer.extras import how_to_install
 from sb3_acer.masks import FINAL_MASK, has_masks
 from sb3_acer.storage import replacing
@@ -117,7 +116,7 @@ def _play(
     """The steps of the first environment, without end: their rows of the arrays, and whether they end an episode."""
     venv = env if isinstance(env, VecEnv) else DummyVecEnv([lambda: env])
     if venv.num_envs > 1:
-        warnings.warn(f"only the first of {venv.num_envs} environments is recorded", stacklevel=3)
+        warn(f"only the first of {venv.num_envs} environments is recorded")
     normalize, observed = unwrap_vec_normalize(venv), normalize_of_policy(venv)
     starts: Any = np.ones(venv.num_envs, bool)
     observations: Any

@@ -19,7 +19,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 from torch import nn
 
 from sb3_acer.acer import ACER
-from sb3_acer.checks import check_boolean, require
+from sb3_acer.checks import check_boolean, require, warn
 from sb3_acer.distributions import Categorical
 from sb3_acer.extras import require_packages
 from sb3_acer.finite import LARGEST
@@ -70,14 +70,13 @@ def export_onnx(
     require_packages("export", "onnx", "onnx", "onnxscript", "onnxruntime")
     normalize = model.get_vec_normalize_env()
     if vec_normalize is None and normalize is not None and normalize.norm_obs:
-        warnings.warn(
+        warn(
             "the file expects normalised observations; for one that expects the environment's own give "
-            "vec_normalize=model.get_vec_normalize_env()",
-            stacklevel=2,
+            "vec_normalize=model.get_vec_normalize_env()"
         )
     if not check_boolean("action_masks", action_masks) and model._masks is not None:
         text = "the agent was trained with masks, and the file's actions may be invalid; for one that takes masks give "
-        warnings.warn(f"{text}action_masks=True, or --action-masks", stacklevel=2)
+        warn(f"{text}action_masks=True, or --action-masks")
     family = model.policy.family
     require(not action_masks or isinstance(family, Categorical), "action_masks", "False for Box actions", action_masks)
     network = ActingNetwork(model.policy, _loaded(vec_normalize), action_masks)

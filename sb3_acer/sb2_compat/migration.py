@@ -29,7 +29,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize, 
 from torch import nn
 
 from sb3_acer.acer import ACER
-from sb3_acer.checks import require
+from sb3_acer.checks import require, warn
 from sb3_acer.sb2_compat.networks import (
     ACTIVATIONS,
     Network,
@@ -124,7 +124,7 @@ def load_stable_baselines(
     old_kwargs = {key: policy_kwargs.pop(key) for key in ("net_arch", "layers", "act_fun") if key in policy_kwargs}
     saved = read_stable_baselines(path, kwargs.pop("policy", None), old_kwargs)
     if saved.left_out:
-        warnings.warn(f"{path}: left out {listed(saved.left_out)}", stacklevel=2)
+        warn(f"{path}: left out {listed(saved.left_out)}")
     policy, fitting_kwargs = make_policy_kwargs(saved.network, saved.activation_fn)
     policy_kwargs = {"optimizer_class": RMSpropTFLike, **fitting_kwargs, **policy_kwargs}  # for LSTMs too
     arguments = {**saved.arguments, **kwargs, "policy_kwargs": policy_kwargs}
