@@ -212,13 +212,14 @@ class Mortal(Recorder):
         ("fork", signal.SIGKILL, "^the process of environment 1 was killed by SIGKILL$"),
         ("fork", 0, "^the process of environment 1 ended with exit code 3$"),
         ("fork", None, "^the process of environment 1 ended with exit code 1, see its traceback above$"),
-        ("spawn", None, "^the process of environment 1 ended with exit code 1, see its traceback above$"),
+        ("spawn", None, "^the process of environment 0 ended with exit code 1, see its traceback above$"),
     ],
 )
 def test_a_process_that_ended_is_named_and_the_environment_can_be_closed(
     start_method: str, signum: int | None, message: str, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    env = SubprocVecEnv([partial(Mortal, signum, n_steps) for n_steps in (1000, 30)], start_method=start_method)
+    n_steps = (1000, 30) if start_method == "fork" else (30,)  # a new process imports everything again
+    env = SubprocVecEnv([partial(Mortal, signum, each) for each in n_steps], start_method=start_method)
     model = ACER("MlpPolicy", env, n_steps=8, buffer_size=100, device="cpu")
     with pytest.raises(RuntimeError, match=message):
         model.learn(1000)
@@ -236,8 +237,8 @@ class Unstartable(Recorder):
 
 
 def test_a_process_that_ended_in_its_first_reset_is_named_too() -> None:
-    env = SubprocVecEnv([Recorder, Unstartable], start_method="spawn")
-    message = "^the process of environment 1 ended with exit code 1, see its traceback above$"
+    env = SubprocVecEnv([Unstartable], start_method="fork")  # of several forks SB3 would wait for its answer
+    message = "^the process of environment 0 ended with exit code 1, see its traceback above$"
     with pytest.raises(RuntimeError, match=message):
         ACER("MlpPolicy", env, device="cpu").learn(10)
     env.close()
@@ -245,7 +246,7 @@ def test_a_process_that_ended_in_its_first_reset_is_named_too() -> None:
 
 @pytest.mark.parametrize("reset_num_timesteps", [False, True])
 def test_a_process_that_ended_between_two_calls_is_named_too(reset_num_timesteps: bool) -> None:
-    env = SubprocVecEnv([Recorder, Recorder])
+    env = SubprocVecEnv([Recorder, Recorder], start_method="fork")
     model = ACER("MlpPolicy", env, n_steps=8, replay_start=8, buffer_size=100, device="cpu").learn(32)
     for process in env.processes:  # Ctrl-C in a terminal ends them too
         os.kill(process.pid or 0, signal.SIGKILL)
