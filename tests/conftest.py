@@ -1,3 +1,4 @@
+import gc
 import os
 
 import pytest
@@ -8,6 +9,12 @@ def pytest_configure(config: pytest.Config) -> None:
     """Without `-m gpu` the tests are those of machines that have none."""
     if config.option.markexpr != "gpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays. Whole garbage collections, as after each trial of a search, need not look through it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
