@@ -2,8 +2,9 @@
 
 import os
 import signal
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import gymnasium as gym
@@ -199,6 +200,21 @@ def in_a_fork(run: Callable[[], None], seconds: float | None = None) -> int:
         time.sleep(seconds)
         os.kill(child, signal.SIGKILL)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def in_a_fork_without(packages: Iterable[str], run: Callable[[], None]) -> int:
+    """
+    Status of a process that runs the function where these packages cannot be imported, and where nothing of this
+    package is imported yet. What else is imported stays, since importing it again would take seconds.
+    """
+
+    def run_without() -> None:
+        for name in [name for name in sys.modules if name.partition(".")[0] in ("sb3_acer", *packages)]:
+            del sys.modules[name]
+        sys.modules.update(dict.fromkeys(packages))  # type: ignore[arg-type]  # makes the import fail
+        run()
+
+    return in_a_fork(run_without)
 
 
 class NormalisedFeatures(BaseFeaturesExtractor):

@@ -1,14 +1,14 @@
 """The command line before it knows which command it is."""
 
-import subprocess
+import runpy
 import sys
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 
 from sb3_acer import __version__
 from sb3_acer.__main__ import OWN, SUMMARIES, main
+from tests.helpers import in_a_fork_without
 
 OPTIONAL = ("rl_zoo3", "optuna", "moviepy", "rich", "tqdm", "seaborn", "scipy", "ale_py", "cv2", "onnx", "yaml")
 
@@ -45,10 +45,12 @@ def test_help_of_a_command_of_its_own_lists_its_arguments(name: str, capsys: pyt
     assert "options:" in capsys.readouterr().out
 
 
-def test_help_needs_no_extra(tmp_path: Path) -> None:
-    hide = "; ".join(f"sys.modules[{name!r}] = None" for name in OPTIONAL)
-    code = f"import runpy, sys; {hide}; sys.argv[1:] = ['--help']; runpy.run_module('sb3_acer', run_name='__main__')"
-    finished = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert finished.returncode == 0, finished.stderr
-    assert finished.stderr == ""
-    assert "usage: sb3-acer COMMAND" in finished.stdout
+def test_help_needs_no_extra(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    def print_help() -> None:
+        with pytest.raises(SystemExit, match=r"^0$"):
+            runpy.run_module("sb3_acer", run_name="__main__")
+
+    monkeypatch.setattr(sys, "argv", ["sb3-acer", "--help"])
+    status, (printed, said) = in_a_fork_without(OPTIONAL, print_help), capfd.readouterr()
+    assert (status, said) == (0, "")
+    assert "usage: sb3-acer COMMAND" in printed
