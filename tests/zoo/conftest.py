@@ -25,7 +25,7 @@ from sb3_acer.zoo import commands, experiment, study
 ROOT = Path(commands.__file__).parents[2]
 HYPERPARAMS: dict[str, dict[str, Any]] = yaml.safe_load(ENTRIES_FILE.read_text())
 TASK = ("--env", "CartPole-v1", "-n", "600", "--eval-episodes", "1", "--seed", "1", "--num-threads", "1")
-PARAMS = ("-params", "replay_start:100", "n_envs:2", "n_steps:16")
+PARAMS = ("-params", "replay_start:100", "n_envs:2", "n_steps:16", "replay_ratio:1")
 SHORT_RUN = (*TASK, "--eval-freq", "200", *PARAMS)
 SEARCH = ("-n", "100", "--n-trials", "2", "--n-evaluations", "1", "--eval-episodes", "2", "--no-optim-plots")
 
