@@ -34,8 +34,8 @@ from tests.ranks import Raised, on_ranks
 from tests.test_resuming import KillAt, Killed, state_of
 from tests.test_resuming import require_same as require_same_state
 
-SMALL: dict[str, Any] = {"n_steps": 8, "buffer_size": 200, "replay_start": 32, "device": "cpu", "seed": 3}
-SMALL["policy_kwargs"] = {"net_arch": [8]}
+SMALL: dict[str, Any] = {"n_steps": 8, "buffer_size": 200, "replay_ratio": 1, "replay_start": 32, "seed": 3}
+SMALL |= {"device": "cpu", "policy_kwargs": {"net_arch": [8]}}
 
 
 def make_model(env: Any = "CartPole-v1", **arguments: Any) -> ACER:

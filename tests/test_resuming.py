@@ -32,7 +32,8 @@ from tests.helpers import Recall, Recorder
 from tests.test_env_state import FORKED, Locked
 
 pytestmark = pytest.mark.filterwarnings("ignore:Training and eval env are not of the same type")
-SMALL: dict[str, Any] = {"n_steps": 8, "buffer_size": 200, "replay_start": 64, "device": "cpu", "seed": 3}
+SMALL: dict[str, Any] = {"n_steps": 8, "buffer_size": 200, "replay_ratio": 1, "replay_start": 64}
+SMALL |= {"device": "cpu", "seed": 3}
 LSTM: dict[str, Any] = {"policy": "MlpLstmPolicy", "policy_kwargs": {"lstm_hidden_size": 8}, "burn_in": 2}
 
 
@@ -163,7 +164,7 @@ def multi_discrete() -> Recorder:
     "make",
     [
         pytest.param(plain("CartPole-v1"), id="Discrete"),
-        pytest.param(normalized("Pendulum-v1"), id="Box with VecNormalize"),
+        pytest.param(normalized(partial(gym.make, "Pendulum-v1", max_episode_steps=50)), id="Box with VecNormalize"),
         pytest.param(normalized(multi_discrete), id="MultiDiscrete with VecNormalize"),
         pytest.param(plain(Recall, 3), id="Recall"),
     ],
