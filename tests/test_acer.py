@@ -58,6 +58,7 @@ from tests.helpers import Catch, Constant, Integers, NormalisedFeatures, Recall,
 
 SMALL: dict[str, Any] = {
     "n_steps": 5,
+    "replay_ratio": 1,
     "replay_start": 10,
     "seed": 0,
     "policy_kwargs": {"net_arch": [16]},
@@ -148,9 +149,8 @@ def test_the_average_policy_moves_by_one_minus_alpha(alpha: float, recurrence: d
 def test_the_entropy_bonus_acts_with_and_without_the_trust_region(trust_region: bool) -> None:
     entropies = []
     for ent_coef in (0.0, 1.0):
-        model = small(
-            Constant(n_actions=4), trust_region=trust_region, ent_coef=ent_coef, learning_rate=1e-2, delta=1.0
-        )
+        changes: dict[str, Any] = {"ent_coef": ent_coef, "learning_rate": 1e-2, "replay_ratio": 4}
+        model = small(Constant(n_actions=4), trust_region=trust_region, **changes)
         with th.no_grad():
             model.policy.pi_head.bias.add_(th.tensor([2.0, 1.0, 0.0, -1.0]))
         model.learn(200)
@@ -207,7 +207,7 @@ def test_gradients_are_clipped_to_the_norm_and_not_at_all_for_none() -> None:
 def test_a_time_limit_is_no_terminal_state(terminates: bool) -> None:
     """A reward of 1 for ever is worth 1 / (1 - gamma) = 10; for ten steps, sum 0.9^t, 6.5 at the first of them."""
     env = make_vec_env(Constant, n_envs=4, env_kwargs={"terminates": terminates})
-    model = small(env, n_steps=10, gamma=0.9, learning_rate=1e-2, lr_schedule="constant", replay_start=20)
+    model = small(env, n_steps=10, gamma=0.9, learning_rate=1e-2, lr_schedule="constant", replay_ratio=4)
     model.learn(2000)
     # the state is the same at all ten steps: with terminal states its value is at most that of the first step
     reached = model.policy.predict_values(th.ones(1, 1), th.zeros(1, 0)).item()
@@ -946,7 +946,7 @@ class Counting(SequenceReplayBuffer):
 
 
 def test_arrays_that_a_subclass_of_the_buffer_adds_are_in_files_and_checkpoints(tmp_path: Path) -> None:
-    model = small(replay_buffer_class=Counting).learn(200, checkpoint=tmp_path / "checkpoints")
+    model = small(replay_buffer_class=Counting, replay_ratio=2).learn(200, checkpoint=tmp_path / "checkpoints")
     model.save_replay_buffer(tmp_path / "buffer")
     resumed = ACER.load_checkpoint(tmp_path / "checkpoints", gym.make("CartPole-v1"))
     other = small(replay_buffer_class=Counting)
@@ -2649,7 +2649,8 @@ def reached(policy: str, env_class: type[gym.Env[Any, Any]], length: int, n_time
     policy_kwargs = {"net_arch": [16], "optimizer_class": th.optim.Adam, **width}
     kwargs = {"length": length}
     env = make_vec_env(env_class, changes.pop("n_envs", 4), env_kwargs=kwargs)
-    arguments = {"n_steps": 10, "batch_size": 8, "replay_start": 50, "gamma": 0.95, "learning_rate": 1e-2, **changes}
+    arguments: dict[str, Any] = {"n_steps": 10, "batch_size": 8, "replay_ratio": 4, "replay_start": 50}
+    arguments |= {"gamma": 0.95, "learning_rate": 1e-2, **changes}
     model = small(env, policy, **arguments, policy_kwargs=policy_kwargs).learn(n_timesteps)
     rewards, _ = evaluate_policy(model, make_vec_env(env_class, 4, seed=100, env_kwargs=kwargs), 100, warn=False)
     assert isinstance(rewards, float)

@@ -62,7 +62,7 @@ def make(wrapper: Callable[[VecEnv], VecEnv], as_dict: bool = False) -> tuple[AC
     games = [Spoiled(as_dict) for _ in range(N_ENVS)]
     env = wrapper(DummyVecEnv([lambda game=game: game for game in games]))  # type: ignore[misc]
     policy = "MultiInputPolicy" if as_dict else "MlpPolicy"
-    return ACER(policy, env, n_steps=5, buffer_size=30, replay_start=5, seed=0, device="cpu"), games
+    return ACER(policy, env, n_steps=5, buffer_size=30, replay_ratio=1, replay_start=5, seed=0, device="cpu"), games
 
 
 def statistics(model: ACER) -> list[Any]:

@@ -377,7 +377,8 @@ def doors(n_envs: int = 3, env: Callable[..., Any] = Doors, **arguments: Any) ->
 
 def make_agent(env: VecEnv, policy: str = "MlpPolicy", **arguments: Any) -> ACER:
     """It does not learn, so that replay must give back what acted."""
-    arguments = {"n_steps": 6, "buffer_size": 120, "replay_start": 6, "learning_rate": 0.0, "seed": 0, **arguments}
+    of_replay: dict[str, Any] = {"buffer_size": 120, "replay_ratio": 0.5, "replay_start": 6}
+    arguments = {"n_steps": 6, **of_replay, "learning_rate": 0.0, "seed": 0, **arguments}
     small = {"net_arch": [8], **({"lstm_hidden_size": 8} if "Lstm" in policy else {})}
     agent = ACER(policy, env, policy_kwargs=small, **arguments)
     with th.no_grad():
@@ -967,20 +968,20 @@ def test_masks_have_a_row_for_each_observation(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    "env",
+    ("env", "n_timesteps"),
     [
-        InvalidActionEnvDiscrete(dim=20, n_invalid_actions=10),
-        InvalidActionEnvMultiDiscrete(dims=[6, 6], n_invalid_actions=8),
-        InvalidActionEnvMultiBinary(dims=5, n_invalid_actions=4),
+        (InvalidActionEnvDiscrete(dim=20, n_invalid_actions=10), 1000),
+        (InvalidActionEnvMultiDiscrete(dims=[6, 6], n_invalid_actions=8), 600),
+        (InvalidActionEnvMultiBinary(dims=5, n_invalid_actions=4), 600),
     ],
-    ids=lambda env: type(env).__name__,
+    ids=["Discrete", "MultiDiscrete", "MultiBinary"],
 )
-def test_contribs_tasks_with_invalid_actions_are_solved(env: Any) -> None:
+def test_contribs_tasks_with_invalid_actions_are_solved(env: Any, n_timesteps: int) -> None:
     np.random.seed(0)  # the tasks draw from it
     kwargs = {"net_arch": [64], "optimizer_class": th.optim.Adam}
     arguments: dict[str, Any] = {"gamma": 0.0, "learning_rate": 3e-3, "ent_coef": 0.0, "batch_size": 8, "seed": 0}
     agent = ACER("MlpPolicy", env, lr_schedule="constant", replay_start=50, policy_kwargs=kwargs, **arguments)
-    agent.learn(1000)
+    agent.learn(n_timesteps)
     evaluate_policy(agent, env, 10, reward_threshold=99, warn=False)  # type: ignore[arg-type]
 
 
