@@ -114,6 +114,12 @@ def test_a_file_computes_what_the_agent_does(policy: str, observations: Space, a
         np.testing.assert_allclose(found["next_state"], after, rtol=1e-5, atol=1e-5)
 
 
+def random_masks(rng: np.random.Generator, n: int, size: int) -> np.ndarray:
+    """Of each row any number of outcomes is valid, one at least."""
+    masks: np.ndarray = rng.random((n, size)).argsort(-1) <= rng.integers(size, size=(n, 1))
+    return masks
+
+
 @pytest.mark.parametrize(
     ("policy", "actions", "sizes"),
     [
@@ -129,7 +135,7 @@ def test_a_file_takes_masks_of_invalid_actions_on_request(
     model, given = agent(policy, actions=actions), sampled(VECTOR, 200)
     export_onnx(model, tmp_path / "agent.onnx", action_masks=True)
     rng = np.random.default_rng(0)
-    masks = np.concatenate([rng.random((200, size)).argsort(-1) <= rng.integers(size) for size in sizes], -1)
+    masks = np.concatenate([random_masks(rng, 200, size) for size in sizes], -1)
     state = {"state": np.zeros((200, model.policy.state_size), np.float32)} if model.policy.state_size else {}
     found = run(tmp_path / "agent.onnx", observation=given, action_masks=masks, **state)
     assert not found["statistics"][~masks].any()
@@ -180,7 +186,7 @@ def normalized(observations: Space, **kwargs: Any) -> VecNormalize:
 
 def test_statistics_of_vec_normalize_are_put_in_on_request(tmp_path: Path) -> None:
     """Those of a file are put in by the command, below."""
-    model, normalize = agent(actions=spaces.Discrete(3)), normalized(VECTOR, clip_obs=2.0)
+    model, normalize = agent(actions=spaces.Discrete(3)), normalized(VECTOR, clip_obs=0.1)
     given = (1e4 + np.random.default_rng(1).normal(size=(1000, 4))).astype(np.float32)
     stats, _ = statistics(model, normalize.normalize_obs(given))
     export_onnx(model, tmp_path / "agent.onnx", normalize)
