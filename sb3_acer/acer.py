@@ -287,6 +287,7 @@ class ACER(StableBaselinesInterface):
         loaded_rngs = self._rngs
         self.set_random_seed(self.seed)
         self._rngs = loaded_rngs or self._rngs
+        self._watch_for_other_resets()  # if it is loaded without force_reset
         self.policy = self._make_policy().to(self.device)
         self._check_burn_in()
         try:

@@ -32,7 +32,6 @@ from sb3_acer.checkpoint import (
 from sb3_acer.checks import check_boolean, check_integer, require, warn
 from sb3_acer.data_parallel import DataParallelAlgorithm, generators_of_rank
 from sb3_acer.env_state import EnvStateError, get_env_state, set_env_state
-from sb3_acer.finite import FiniteVecEnv
 from sb3_acer.storage import named, opened, read_state, replacing, write_state
 
 _AGENT, _BUFFER, _TRAINING = "agent.zip", "replay_buffer.npz", "training.npz"
@@ -117,7 +116,6 @@ class ResumableAlgorithm(DataParallelAlgorithm):
                 f"a call within a rollout, at step {self.num_timesteps}. learn(checkpoint=...) saves on the way; "
                 "with_env=False saves here too, without the environments' state"
             )
-        self._notice_other_resets()
         self._run = distributed.from_first(self._run)
         training, source = self._training_state(with_env)
         manifest = {
@@ -458,8 +456,6 @@ class ResumableAlgorithm(DataParallelAlgorithm):
                 if self.seed is not None:
                     first = self.seed + self.num_timesteps + distributed.rank() * self.n_envs
                     self.env.seed(first % 2**32)  # not the episodes of the start again
-        self._finite_env = FiniteVecEnv(self.env, lambda: self.num_timesteps)
-        self._finite_env.mark_resets()
 
     def _restore_process(self) -> None:
         """Restore callbacks' counters, logged values and global random generators, which the start of learn changes."""

@@ -1,6 +1,6 @@
 """Acting and storing: SB3's off-policy loop, with the distributions and the recurrent states that acted."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any, NamedTuple
@@ -21,6 +21,7 @@ from sb3_acer.frames import find_frame_stack
 from sb3_acer.masks import current_masks, following_masks, has_masks
 from sb3_acer.saving import SavingAlgorithm
 from sb3_acer.sequences import by_key
+from sb3_acer.storage import FilePath
 from sb3_acer.vec_normalize import kept_if_refused
 
 
@@ -114,6 +115,25 @@ class RolloutAlgorithm(SavingAlgorithm):
             is_masked = self._use_masking and has_masks(self.env)
             self._masks = current_masks(self.env, self.policy.family, self.num_timesteps) if is_masked else None
         return prepared
+
+    def save(self, path: FilePath, exclude: Iterable[str] | None = None, include: Iterable[str] | None = None) -> None:
+        """
+        See :meth:`~sb3_acer.saving.SavingAlgorithm.save`. If something else has reset the environments, the first
+        ``learn`` of the loaded agent resets them too.
+        """
+        self._notice_other_resets()
+        super().save(path, exclude, include)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        if self._vec_normalize_env is None:  # a copy of VecNormalize has no environment
+            self._watch_for_other_resets()
+
+    def _watch_for_other_resets(self) -> None:
+        """If the agent goes on with episodes of its environments, notice from now on if something else resets these."""
+        if self.env is not None and self._last_obs is not None:
+            self._finite_env = FiniteVecEnv(self.env, lambda: self.num_timesteps)
+            self._finite_env.mark_resets()
 
     def _notice_other_resets(self) -> None:
         """If something else has reset the environments, an evaluation say, the next `learn` resets them too."""

@@ -1451,21 +1451,47 @@ def test_torchs_default_type_may_change_between_two_calls() -> None:
         th.set_default_dtype(th.float32)
 
 
+def itself(model: ACER, folder: Path) -> ACER:
+    return model
+
+
+def copied_whole(model: ACER, folder: Path) -> ACER:
+    return deepcopy(model)
+
+
 def through_a_checkpoint(model: ACER, folder: Path) -> ACER:
     model.save_checkpoint(folder)
     return ACER.load_checkpoint(folder, Recorder(length=9))
 
 
+def through_files(model: ACER, folder: Path) -> ACER:
+    model.save(folder / "agent")
+    model.save_replay_buffer(folder / "buffer")
+    loaded = ACER.load(folder / "agent", model.get_env(), force_reset=False)
+    loaded.load_replay_buffer(folder / "buffer", truncate_last_traj=False)
+    return loaded
+
+
 @pytest.mark.parametrize(
-    "kept", [lambda model, _: model, lambda model, _: deepcopy(model), through_a_checkpoint], ids=["", "copy", "file"]
+    ("before", "after"),
+    [
+        (itself, itself),
+        (itself, copied_whole),
+        (itself, through_a_checkpoint),
+        (itself, through_files),
+        (copied_whole, itself),
+        (through_a_checkpoint, itself),
+        (through_files, itself),
+    ],
 )
 def test_after_an_evaluation_on_its_environment_an_agent_resets_it(
-    kept: Callable[[ACER, Path], ACER], tmp_path: Path
+    before: Callable[[ACER, Path], ACER], after: Callable[[ACER, Path], ACER], tmp_path: Path
 ) -> None:
     model = small(Recorder(length=9), n_steps=5).learn(7, Watch(7))
     assert model.replay_buffer.step == 2
+    model = before(model, tmp_path)
     evaluate_policy(model, model.get_env(), 2)  # type: ignore[arg-type]
-    model = kept(model, tmp_path)
+    model = after(model, tmp_path)
     model.learn(3, reset_num_timesteps=False)
     batch = model.replay_buffer.latest()
     assert batch.observations[:, 0, 0].tolist() == [5, 6, 0, 1, 2, 3]  # type: ignore[index]

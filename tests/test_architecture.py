@@ -48,6 +48,7 @@ ALGORITHM: dict[str, set[str]] = {
         "masks",
         "saving",
         "sequences",
+        "storage",
         "vec_normalize",
     },
     "data_parallel": {"arguments", "distributed", "rollouts", "vec_normalize"},
