@@ -104,14 +104,12 @@ class RolloutAlgorithm(SavingAlgorithm):
             self._finite_env.mark_resets()
             if resets:
                 self._finite_env.check(self._last_obs, self.num_timesteps)
-        if resets:
-            self._last_obs = deepcopy(self._last_obs)
-            self.replay_buffer.end_episodes()
-            self._states = self.policy.initial_states(self.n_envs)
-            self._episode_starts = np.ones(self.n_envs, bool)
-        elif self.replay_buffer.step:  # what has been truncated goes on from the zero state, as updates see it
-            self._states[self.replay_buffer.ended] = 0
-        with dead_workers_named(self.env), self._reset_next_after_an_error():
+                self._last_obs = deepcopy(self._last_obs)
+                self.replay_buffer.end_episodes()
+                self._states = self.policy.initial_states(self.n_envs)
+                self._episode_starts = np.ones(self.n_envs, bool)
+            elif self.replay_buffer.step:  # what has been truncated goes on from the zero state, as updates see it
+                self._states[self.replay_buffer.ended] = 0
             is_masked = self._use_masking and has_masks(self.env)
             self._masks = current_masks(self.env, self.policy.family, self.num_timesteps) if is_masked else None
         return prepared

@@ -467,6 +467,20 @@ def test_a_reset_from_outside_truncates_the_episode_under_way() -> None:
     np.testing.assert_array_equal(batch.observations[3, 0].numpy(), [0, 8])
 
 
+def test_an_interruption_right_after_a_reset_leaves_the_reset_to_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: SequenceReplayBuffer) -> None:
+        raise KeyboardInterrupt
+
+    model = small(Recorder(), replay_ratio=0)
+    model.learn(1000, StopAt(8))
+    with monkeypatch.context() as patch:
+        patch.setattr(SequenceReplayBuffer, "end_episodes", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            model.learn(2)
+    model.learn(2, reset_num_timesteps=False)
+    np.testing.assert_array_equal(model.replay_buffer.latest().truncated[:, 0].numpy(), [0, 0, 1, 0, 0])
+
+
 def test_a_rollout_that_ends_where_a_callback_stops_is_one_for_callbacks_too() -> None:
     class Counts(StopAt):
         n_rollouts = 0
