@@ -170,6 +170,7 @@ def test_the_tests_mirror_the_package() -> None:
         assert tested.is_file() or path.stem in (
             "test_architecture",
             "test_benchmarks",
+            "test_calls",
             "test_cuda",
             "test_docs",
             "test_golden",
