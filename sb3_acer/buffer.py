@@ -14,6 +14,7 @@ from stable_baselines3.common.type_aliases import PyTorchObs
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_acer.checks import check_boolean, check_device, check_integer, require, warn
+from sb3_acer.distributions import make_family
 from sb3_acer.finite import LARGEST
 from sb3_acer.frames import FrameStack, make_frame_stack
 from sb3_acer.ring import Ring
@@ -396,6 +397,7 @@ class SequenceReplayBuffer(ReplayBuffer):
 
     def _require_usable(self) -> None:
         """Read every finished slot once: a damaged one would stop training at any later time."""
+        family = make_family(self.action_space)
         for slot in range(self.pos - self.n_rollouts, self.pos):
             batch = self._rollout(slot, device=th.device("cpu"))
             observations = *by_key(batch.observations).values(), *by_key(batch.final_observations).values()
@@ -403,6 +405,8 @@ class SequenceReplayBuffer(ReplayBuffer):
                 is_finite = not rows.is_floating_point() or bool((rows.abs() <= LARGEST).all())
                 if not is_finite:
                     raise ValueError(f"the replay buffer must hold finite numbers of at most {LARGEST:g}, got others")
+            if not family.can_sample(batch.actions):
+                raise ValueError(f"the replay buffer must hold actions of {self.action_space}, got others")
 
     def write(self, file: io.BufferedIOBase) -> None:
         """

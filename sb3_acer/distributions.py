@@ -271,6 +271,13 @@ class Family(ABC):
         return self.sample(th.from_numpy(stats), th.from_numpy(noise)).numpy()
 
     @abstractmethod
+    def can_sample(self, actions: th.Tensor) -> bool:
+        """
+        :param actions: ``[...]``
+        :return: whether they have the form and type of samples, ``[..., D]``, and only outcomes that exist
+        """
+
+    @abstractmethod
     def mode(self, stats: th.Tensor) -> th.Tensor:
         """
         :param stats: ``[..., P]``
@@ -436,6 +443,11 @@ class Categorical(Family):
 
     def sample(self, stats: th.Tensor, noise: th.Tensor) -> th.Tensor:
         return _invert(self._factors(stats), noise.unsqueeze(-1))
+
+    def can_sample(self, actions: th.Tensor) -> bool:
+        sizes = th.tensor(self.sizes, device=actions.device)
+        fits = actions.shape[-1:] == sizes.shape and actions.dtype == th.int64
+        return fits and bool(((actions >= 0) & (actions < sizes)).all())
 
     def mode(self, stats: th.Tensor) -> th.Tensor:
         return self._factors(stats).argmax(-1)
@@ -643,6 +655,9 @@ class DiagonalGaussian(Family):
         mean, std = stats[:, : self.n_components], stats[:, self.n_components :]
         actions: np.ndarray = mean + std * noise.astype(mean.dtype)
         return actions
+
+    def can_sample(self, actions: th.Tensor) -> bool:
+        return actions.shape[-1:] == (self.n_components,) and actions.is_floating_point()
 
     def mode(self, stats: th.Tensor) -> th.Tensor:
         return stats.chunk(2, -1)[0]

@@ -34,7 +34,7 @@ ALGORITHM: dict[str, set[str]] = {
     "heads": {"distributions", "estimators", "mlp"},
     "prediction": {"checks", "distributions", "sequences"},
     "policies": {"checks", "distributions", "heads", "mlp", "recurrent", "parameters", "prediction", "sequences"},
-    "buffer": {"checks", "finite", "frames", "ring", "sequences", "storage"},
+    "buffer": {"checks", "distributions", "finite", "frames", "ring", "sequences", "storage"},
     "arguments": {"buffer", "checks", "policies", "schedules"},
     "update": {"distributions", "estimators", "policies", "sequences"},
     "masks": {"checks", "distributions", "env_state"},

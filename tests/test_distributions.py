@@ -549,6 +549,21 @@ def test_an_outcome_of_probability_zero_is_never_drawn(
 
 
 @every_space
+def test_only_samples_can_be_sampled(space: Space, rng: np.random.Generator) -> None:
+    family = make_family(space)
+    actions = family.sample(random_stats(space, rng, 50), th.from_numpy(family.noise(rng, 50)))
+    assert family.can_sample(actions)
+    assert not family.can_sample(actions[:, 1:])
+    assert not family.can_sample(actions.to(th.float32 if isinstance(family, Categorical) else th.int64))
+    if isinstance(family, Categorical):
+        for component, n in enumerate(sizes(space)):
+            for outcome in (-1, n):
+                wrong = actions.clone()
+                wrong[7, component] = outcome
+                assert not family.can_sample(wrong)
+
+
+@every_space
 def test_noise_has_the_distribution_that_samples_are_made_of(space: Space, rng: np.random.Generator) -> None:
     family = make_family(space)
     drawn = family.noise(rng, 20, 1000)

@@ -482,6 +482,11 @@ def test_a_replay_buffer_of_other_spaces_or_with_bad_numbers_is_refused_and_the_
         with pytest.raises(ValueError, match=r"buffer could not be loaded: the replay buffer must hold finite numbers"):
             agent.load_replay_buffer(tmp_path / "buffer")
         column.ring[3] = whole
+    actions: Any = ring.steps["actions"]
+    actions.ring[3] = 2
+    spoiled.save_replay_buffer(tmp_path / "buffer")
+    with pytest.raises(ValueError, match=r"the replay buffer must hold actions of Discrete\(2\), got others"):
+        agent.load_replay_buffer(tmp_path / "buffer")
     assert agent.replay_buffer is mine
 
 
