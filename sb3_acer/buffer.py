@@ -13,7 +13,7 @@ from stable_baselines3.common.buffers import BaseBuffer, ReplayBuffer
 from stable_baselines3.common.type_aliases import PyTorchObs
 from stable_baselines3.common.vec_env import VecNormalize
 
-from sb3_acer.checks import check_boolean, check_device, check_integer, require, warn
+from sb3_acer.checks import check_array, check_boolean, check_device, check_integer, require, warn
 from sb3_acer.distributions import make_family
 from sb3_acer.finite import LARGEST
 from sb3_acer.frames import FrameStack, make_frame_stack
@@ -227,14 +227,17 @@ class SequenceReplayBuffer(ReplayBuffer):
     ) -> SequenceBatch:
         """
         :param slots: slots of finished rollouts, integers modulo the ring: the last one is ``pos - 1``, ``[B]``
-        :param envs: environments, ``[B]``
+        :param envs: environments, integers, ``[B]``
         :param env: normalises observations and rewards, if given
         :param device: device of the batch; None for the buffer's
         :return: the sequences of these slots and environments
-        :raises ValueError: if no rollout is finished, for slots that hold none, and for environments out of range
+        :raises ValueError: if no rollout is finished, for slots that hold none, for environments out of range, and for
+            what is no array of integers
         """
         if self._ring is None or not self.n_rollouts:
             raise ValueError("sequences can be sampled once a rollout is finished, got an empty replay buffer")
+        slots, envs = _indices("slots", slots), _indices("envs", envs)
+        require(len(envs) == len(slots), "the number of envs", f"{len(slots)}, as that of slots", len(envs))
         n_rollouts, n_slots = self.n_rollouts, self._ring.n_all_slots
         is_held = bool(((self.pos - 1 - slots) % n_slots < n_rollouts).all())
         require(is_held, "slots", f"from {self.pos - n_rollouts} to {self.pos - 1}, modulo {n_slots}", slots)
@@ -501,6 +504,12 @@ class SequenceReplayBuffer(ReplayBuffer):
     def _from_keys(self, columns: dict[str, Any]) -> Any:
         """The inverse of :func:`by_key`."""
         return columns if isinstance(self.observation_space, spaces.Dict) else columns[""]
+
+
+def _indices(name: str, value: Any) -> np.ndarray:
+    array = check_array(name, value)
+    require(array.ndim == 1 and array.dtype.kind in "iu", name, "an array of integers, [B]", value)
+    return array.astype(np.int64, copy=False)
 
 
 def _flags(behaviour: np.ndarray) -> spaces.Space[Any]:

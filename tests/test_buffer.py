@@ -580,6 +580,25 @@ def test_rollouts_older_than_the_buffer_holds_are_refused(n_rollouts: int) -> No
         buffer.gather(np.array([oldest - 1]), np.zeros(1, int))
 
 
+def test_sequences_are_gathered_by_any_array_of_integers() -> None:
+    buffer, _ = filled(Case(n_envs=2))
+    last = buffer.pos - 1
+    batch = buffer.gather(np.array([last, last]), np.array([1, 0]))
+    make: Any
+    for make in (list, th.tensor, np.uint64):
+        slots, envs = make([last, last]), make([1, 0])
+        assert th.equal(buffer.gather(slots, envs).rewards, batch.rewards)
+    wrong: list[tuple[Any, Any, str]] = [
+        (last, [0], rf"slots must be an array of integers, \[B\], got {last}"),
+        ([last], [0.0], r"envs must be an array of integers, \[B\], got \[0.0\]"),
+        (["newest"], [0], r"slots must be an array of numbers, got \['newest'\]"),
+        ([last], [0, 1], "the number of envs must be 1, as that of slots, got 2"),
+    ]
+    for slots, envs, message in wrong:
+        with pytest.raises(ValueError, match=message):
+            buffer.gather(slots, envs)
+
+
 def test_rows_of_another_number_of_environments_are_refused() -> None:
     case = Case(n_envs=2)
     buffer, _ = filled(case)
