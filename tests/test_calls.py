@@ -16,6 +16,7 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from sb3_acer import ACER
 from tests.helpers import Recorder
 from tests.test_acer import StopAt, copied_whole, flat, flat_average, small, through_files
+from tests.test_buffer import REPEATABLE
 
 
 class Calls(RuleBasedStateMachine):
@@ -67,6 +68,4 @@ class Calls(RuleBasedStateMachine):
 
 @pytest.mark.filterwarnings("ignore:this call learns nothing", "ignore:the learning rate begins", "ignore:predict was")
 def test_agents_that_go_through_copies_and_files_learn_as_those_that_do_not() -> None:
-    run_state_machine_as_test(
-        Calls, settings=settings(max_examples=20, stateful_step_count=8, deadline=None, derandomize=True)
-    )
+    run_state_machine_as_test(Calls, settings=settings(REPEATABLE, max_examples=20, stateful_step_count=8))
