@@ -1,4 +1,7 @@
-"""Rules for arguments, each worded once. The ValueError names the argument, the rule and what was given."""
+"""
+Rules for arguments, each worded once: the ValueError names the argument, the rule and what was given. And warnings that
+point at the user's line.
+"""
 
 import inspect
 import math

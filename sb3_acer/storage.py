@@ -119,7 +119,7 @@ def opened(path: FilePath, suffix: str, name: str = "path") -> Iterator[io.Buffe
     :param suffix: without the dot
     :param name: of the argument
     :return: the file, open to be read; one that was open already stays open
-    :raises ValueError: if ``path`` is a folder
+    :raises ValueError: if ``path`` is a folder without such a file beside it
     :raises OSError: if the file cannot be read
     """
     _require_path(path, name)
@@ -128,10 +128,9 @@ def opened(path: FilePath, suffix: str, name: str = "path") -> Iterator[io.Buffe
         return
     found = pathlib.Path(path)
     # A folder may be beside the file, as in rl-zoo's runs.
-    is_folder = found.is_dir()
-    if is_folder or (not found.exists() and found.suffix != f".{suffix}"):
+    if found.is_dir() or (not found.exists() and found.suffix != f".{suffix}"):
         found = pathlib.Path(f"{found}.{suffix}")
-    is_file = found.exists() or not is_folder
+    is_file = found.exists() or not pathlib.Path(path).is_dir()
     require(is_file, name, "the path of a file; load_checkpoint takes folders of checkpoints", str(path))
     with found.open("rb") as file:
         yield file
