@@ -8,6 +8,7 @@ import gymnasium as gym
 import numpy as np
 import torch as th
 from gymnasium import spaces
+from sb3_contrib.common.wrappers import ActionMasker
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.vec_env import VecNormalize
 
@@ -219,6 +220,14 @@ class Levels(gym.ActionWrapper[Any, Any, Any]):
 
     def action(self, action: Any) -> Any:
         return np.take_along_axis(self.levels, np.asarray(action)[:, np.newaxis], -1).squeeze(-1)
+
+
+class TaxiMasks(ActionMasker):
+    """Taxi, whose own ``action_mask(state)`` says which actions change something, with sb3-contrib's method."""
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        taxi: Any = env.unwrapped
+        super().__init__(env, lambda _: taxi.action_mask(taxi.s).astype(bool))
 
 
 EXPERTS: dict[str, Callable[[np.ndarray], Any]] = {
