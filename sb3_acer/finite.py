@@ -97,8 +97,8 @@ def _require_finite(name: str, values: Any, step: int, env: int | None = None) -
     """
     for key, part in by_key(values).items():
         part = np.asarray(part)
-        if part.dtype == np.float16:  # LARGEST would be infinite in it
-            part = part.astype(np.float32)
+        if part.dtype in (np.float16, np.int64, np.uint64):  # LARGEST is infinite in the first, and squares overflow
+            part = part.astype(np.float64)
         # A small sum of squares means that every value is small: a fifth of the time of abs().max(). NaN is never <=.
         if part.dtype.kind != "f" or np.vdot(part, part) <= LARGEST or np.abs(part).max() <= LARGEST:
             continue

@@ -144,21 +144,30 @@ def test_a_final_observation_is_checked_too(wrapper: Callable[[VecEnv], VecEnv])
     assert_trains_on(model)
 
 
-def test_observations_of_half_precision_are_checked_too() -> None:
-    class Half(VecEnvWrapper):
+@pytest.mark.parametrize(
+    ("dtype", "low", "value", "rule"),
+    [
+        (np.float16, -np.inf, np.inf, "finite"),
+        (np.int64, -(2**62), -1e17, r"at most 1e.15 .*"),
+        (np.uint64, 0, 1e19, r"at most 1e.15 .*"),
+    ],
+)
+def test_observations_of_other_types_are_checked_too(dtype: Any, low: float, value: float, rule: str) -> None:
+    class Other(VecEnvWrapper):
         def __init__(self, venv: VecEnv) -> None:
-            super().__init__(venv, spaces.Box(-np.inf, np.inf, (2,), np.float16))
+            high = np.inf if dtype is np.float16 else np.iinfo(dtype).max
+            super().__init__(venv, spaces.Box(low, high, (2,), dtype))
 
         def reset(self) -> Any:
-            return np.asarray(self.venv.reset(), np.float16)
+            return self.venv.reset().astype(dtype)  # type: ignore[union-attr]
 
         def step_wait(self) -> Any:
             observations, *others = self.venv.step_wait()
-            return np.asarray(observations, np.float16), *others
+            return observations.astype(dtype), *others  # type: ignore[union-attr]
 
-    model, games = make(Half)
-    games[1].spoil = {"what": "observation", "at": 9, "value": np.inf}
-    with pytest.raises(ValueError, match=r"observation must be finite, got .* from environment 1 at step 27"):
+    model, games = make(Other)
+    games[1].spoil = {"what": "observation", "at": 9, "value": value}
+    with pytest.raises(ValueError, match=rf"observation must be {rule}, got .* from environment 1 at step 27"):
         model.learn(300)
     assert_trains_on(model)
 
