@@ -49,29 +49,29 @@ class PredictionInterface(BasePolicy):
         :return: statistics of pi(.|x), ``[N, P]``, and V(x), ``[N, 1]``
         """
 
-    def predict_values(self, obs: PyTorchObs, states: th.Tensor | None = None, action_masks: Any = None) -> th.Tensor:
+    def predict_values(self, obs: PyTorchObs, states: Any = None, action_masks: Any = None) -> th.Tensor:
         """
         :param obs: ``[N, ...]``
         :param states: recurrent states, ``[N, W]``; None for 0, as where episodes begin
         :param action_masks: see :meth:`predict`
         :return: V(x), ``[N, 1]``
+        :raises ValueError: for states of another shape
         """
         return self.stats_and_values(obs, *self._given(obs, states, action_masks))[1]
 
-    def get_distribution(
-        self, obs: PyTorchObs, states: th.Tensor | None = None, action_masks: Any = None
-    ) -> Distribution:
+    def get_distribution(self, obs: PyTorchObs, states: Any = None, action_masks: Any = None) -> Distribution:
         """
         :param obs: ``[N, ...]``
         :param states: recurrent states, ``[N, W]``; None for 0, as where episodes begin
         :param action_masks: see :meth:`predict`
         :return: SB3's distribution of the actions, whose ``sample``, ``mode``, ``get_actions``, ``log_prob`` and
             ``entropy`` are of actions before :meth:`~sb3_acer.distributions.Family.to_env`
+        :raises ValueError: for states of another shape
         """
         return self.family.distribution(self.step(obs, *self._given(obs, states, action_masks))[0])
 
     def evaluate_actions(
-        self, obs: PyTorchObs, actions: th.Tensor, states: th.Tensor | None = None, action_masks: Any = None
+        self, obs: PyTorchObs, actions: th.Tensor, states: Any = None, action_masks: Any = None
     ) -> tuple[th.Tensor, th.Tensor, th.Tensor | None]:
         """
         :param obs: ``[N, ...]``
@@ -81,7 +81,7 @@ class PredictionInterface(BasePolicy):
         :param action_masks: see :meth:`predict`
         :return: V(x), ``[N, 1]``, the logarithm of the actions' probability or density, ``[N]``, and the entropy,
             ``[N]``
-        :raises ValueError: for another number of actions than of observations
+        :raises ValueError: for another number of actions than of observations, and for states of another shape
         """
         stats, values = self.stats_and_values(obs, *self._given(obs, states, action_masks))
         shape = stats.shape[0], self.family.n_components
@@ -92,15 +92,23 @@ class PredictionInterface(BasePolicy):
         # By SB3's distribution, since its gradient is finite where a probability is 0 in float32.
         return values, distribution.log_prob(actions), distribution.entropy()
 
-    def _given(
-        self, obs: PyTorchObs, states: th.Tensor | None, action_masks: Any
-    ) -> tuple[th.Tensor, th.Tensor | None]:
+    def _given(self, obs: PyTorchObs, states: Any, action_masks: Any) -> tuple[th.Tensor, th.Tensor | None]:
         """Recurrent states and masks for some observations."""
         rows = next(iter(by_key(obs).values()))
         n_rows = rows.shape[0]  # len() would be a constant of a trace
         if states is None:
             states = th.zeros((n_rows, self.state_size), device=rows.device)
+        else:
+            states = self._checked_states(states, n_rows).to(rows.device)
         return states, self._checked_masks(action_masks, n_rows)
+
+    def _checked_states(self, states: Any, n_rows: int) -> th.Tensor:
+        is_tensor = isinstance(states, th.Tensor)
+        given: th.Tensor = states if is_tensor else th.from_numpy(check_array("states", states))  # as of predict
+        shape = n_rows, self.state_size
+        rule = f"recurrent states of shape {shape} (masks are given as action_masks=...)"
+        require(given.shape == shape, "states", rule, tuple(given.shape))
+        return given
 
     def _checked_masks(self, action_masks: Any, n_rows: int) -> th.Tensor | None:
         if action_masks is None:

@@ -787,6 +787,19 @@ def test_masked_actions_have_probability_zero_in_distributions_of_sb3_too() -> N
     assert not distribution.distribution.probs[~th.from_numpy(masks)].any()
 
 
+def test_masks_in_the_place_of_recurrent_states_are_refused() -> None:
+    """MaskablePPO's policies take masks there."""
+    policy, rows, actions, masks = make_agent(doors(1)).policy, th.eye(N_STATES), th.zeros(N_STATES), Doors().table
+    for given in (masks, th.from_numpy(masks)):
+        for call in (
+            lambda given=given: policy.get_distribution(rows, given),
+            lambda given=given: policy.evaluate_actions(rows, actions, given),
+            lambda given=given: policy.predict_values(rows, given),
+        ):
+            with pytest.raises(ValueError, match=r"states must be .* \(masks are given as action_masks=\.\.\.\)"):
+                call()
+
+
 class DeadEnd(Doors):
     """No action is valid after some steps, where the episode goes on or is truncated."""
 

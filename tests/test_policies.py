@@ -829,6 +829,7 @@ def test_the_methods_of_sb3s_policies_agree_with_an_evaluation(action_space: Spa
     assert values.shape == (6, 1)
     close(values.squeeze(-1), found.values[0])
     close(policy.predict_values(rows[1], after).squeeze(-1), found.next_values[0])
+    assert th.equal(policy.predict_values(rows[0], states.numpy()), values)  # as predict returns them
 
     distribution = policy.get_distribution(rows[0], states)
     actions = actions.to(distribution.sample().dtype)
