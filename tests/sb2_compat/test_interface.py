@@ -3,6 +3,7 @@
 import itertools
 from copy import deepcopy
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,10 @@ from gymnasium import spaces
 from PIL import Image
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.envs import FakeImageEnv
+from stable_baselines3.common.envs import FakeImageEnv, IdentityEnv
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecFrameStack
 
-from sb3_acer import ACER
+from sb3_acer import ACER, MlpPolicy
 from tests.helpers import Recorder
 
 ACTIONS: dict[str, spaces.Space[Any]] = {
@@ -304,3 +305,26 @@ def test_a_list_of_parameters_leaves_frozen_ones_as_they_are() -> None:
     assert other.policy.log_std is not None
     assert other.policy.log_std.item() == -3
     np.testing.assert_array_equal(other.get_parameter_list()[0].detach(), arrays[0])
+
+
+@pytest.mark.parametrize("resets", [True, False])
+def test_a_second_call_of_learn_begins_new_episodes_unless_steps_count_on_and_keeps_the_buffer(resets: bool) -> None:
+    env: IdentityEnv[int] = IdentityEnv(2, ep_length=1000)
+    model = ACER("MlpPolicy", DummyVecEnv([lambda: env]), n_steps=10, lr_schedule="constant").learn(20)
+    model.learn(20, reset_num_timesteps=resets)
+    assert env.num_resets == 1 + resets
+    assert model.replay_buffer.size() == 40
+
+
+class OtherPolicy(MlpPolicy):
+    """Another class than the saved one."""
+
+
+def test_custom_objects_have_the_names_of_attributes(tmp_path: Path) -> None:
+    ACER("MlpPolicy", "CartPole-v1", device="cpu").save(tmp_path / "agent")
+    custom_objects = {"policy_class": OtherPolicy, "lr_schedule_name": "constant"}
+    model = ACER.load(tmp_path / "agent", custom_objects=custom_objects)
+    assert isinstance(model.policy, OtherPolicy)
+    assert model.lr_schedule(0.5) == model.lr_schedule(1.0)
+    old_names = {"policy": OtherPolicy, "lr_schedule": "constant"}
+    assert not isinstance(ACER.load(tmp_path / "agent", custom_objects=old_names).policy, OtherPolicy)
