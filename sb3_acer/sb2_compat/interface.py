@@ -184,7 +184,7 @@ class StableBaselinesInterface(ResumableAlgorithm):
         self, load_path_or_dict: str | pathlib.Path | dict[str, Any] | list[Any], exact_match: bool = True
     ) -> None:
         """
-        Load parameters, and nothing else, from a saved agent or a dict.
+        Load the parameters and the optimiser's state of a saved agent, or those of a dict. Settings stay as they are.
 
         :param load_path_or_dict: path of a file that :meth:`save` wrote, the result of :meth:`get_parameters`, or a
             dict with the names of ``policy.state_dict()`` as keys and arrays as values, or a list of arrays in the
