@@ -109,7 +109,9 @@ OTHER_NAMES = {
     "exploration_initial_eps": "ent_coef and ent_schedule: the policy is stochastic",
     "exploration_fraction": "ent_coef and ent_schedule: the policy is stochastic",
     "exploration_final_eps": "ent_coef and ent_schedule: the policy is stochastic",
-    **dict.fromkeys(("use_sde", "sde_sample_freq"), "none: state-dependent exploration is not supported"),
+    **dict.fromkeys(
+        ("use_sde", "sde_sample_freq", "use_sde_at_warmup"), "none: state-dependent exploration is not supported"
+    ),
 }
 """arguments of SB3's other algorithms, and what ACER has in their place"""
 
@@ -142,7 +144,7 @@ def explain_other_names(init: Callable[P, None]) -> Callable[P, None]:
             if name in OTHER_NAMES:
                 instead = f"instead it has {OTHER_NAMES[name]}".removeprefix("instead it has none: ")
                 raise TypeError(f"ACER has no argument {name!r}; {instead}")
-            if near := get_close_matches(name, own, n=1):
+            if near := get_close_matches(name, own, n=1, cutoff=0.7):
                 raise TypeError(f"ACER has no argument {name!r}; it has {near[0]!r}")
         third = args[3] if len(args) > 3 else None
         if isinstance(third, float) and 0 < third < 0.1:

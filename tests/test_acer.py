@@ -1906,6 +1906,9 @@ def test_a_name_that_is_mistyped_says_what_is_near() -> None:
     mistyped: dict[str, Any] = {"learning_rat": 1e-3}
     with pytest.raises(TypeError, match="ACER has no argument 'learning_rat'; it has 'learning_rate'"):
         small(**mistyped)
+    of_trpo: dict[str, Any] = {"cg_max_steps": 15}  # n_steps is not near
+    with pytest.raises(TypeError, match="got an unexpected keyword argument 'cg_max_steps'"):
+        small(**of_trpo)
 
 
 def test_a_learning_rate_in_the_place_of_gamma_is_warned_of() -> None:
