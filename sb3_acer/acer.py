@@ -32,6 +32,7 @@ from sb3_acer.arguments import (
     make_env,
     policy_errors,
     set_num_threads,
+    warn_of_unused_methods,
 )
 from sb3_acer.buffer import SequenceReplayBuffer
 from sb3_acer.checks import (
@@ -255,6 +256,7 @@ class ACER(StableBaselinesInterface):
         names = ", ".join(self.policy_aliases)
         rule = f"one of {names}, or a subclass of ACERPolicy (policies of other algorithms do not work)"
         require(is_policy, "policy", rule, policy)
+        warn_of_unused_methods(policy)
         return cast(type[ACERPolicy], policy)
 
     def _check_arguments(self) -> None:

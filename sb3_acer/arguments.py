@@ -125,6 +125,9 @@ OLD_POLICY_NAMES = {
 }
 """arguments of stable-baselines' policies, and what is in their place"""
 
+UNUSED_METHODS = ("_build_mlp_extractor", "make_actor", "make_critic", "make_q_net")
+"""methods with which SB3's other policies make their networks"""
+
 _BAD_MODULE_NAME = re.compile("module name can't|attribute '.*' already exists")
 """torch's errors of a name that is empty, has a dot or is that of a method"""
 
@@ -155,6 +158,19 @@ def explain_other_names(init: Callable[P, None]) -> Callable[P, None]:
         init(*args, **kwargs)
 
     return explained
+
+
+def warn_of_unused_methods(policy_class: type) -> None:
+    """
+    Warn of methods that a policy's author expects to be called, as those of SB3's other policies are.
+
+    :param policy_class: the policy's class
+    """
+    if unused := [name for name in UNUSED_METHODS if hasattr(policy_class, name)]:
+        warn(
+            f"policy {policy_class.__name__} has {', '.join(unused)}, which ACER does not call: policy_kwargs with "
+            "net_arch, activation_fn and features_extractor_class, or the method _build, make the networks"
+        )
 
 
 def check_policy_kwargs(policy_kwargs: Any, policy_class: type) -> None:

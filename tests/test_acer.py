@@ -49,7 +49,7 @@ from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from sb3_acer import ACER, SequenceReplayBuffer
-from sb3_acer.arguments import OTHER_NAMES
+from sb3_acer.arguments import OTHER_NAMES, UNUSED_METHODS
 from sb3_acer.policies import ACERPolicy, MlpLstmPolicy, MlpPolicy
 from sb3_acer.recurrent import LSTM
 from sb3_acer.sequences import SequenceBatch
@@ -2684,6 +2684,27 @@ def test_an_argument_that_no_class_of_a_policy_knows_is_named() -> None:
     message = r"policy_kwargs must be arguments of WithAdam, got 'layers': .*; stable-baselines' layers is now net_arch"
     with pytest.raises(ValueError, match=message):
         small(policy=WithAdam, policy_kwargs={"layers": [8]})
+
+
+@pytest.mark.parametrize("name", UNUSED_METHODS)
+def test_a_method_of_other_policies_that_is_not_called_gives_a_warning(name: str) -> None:
+    policy = type("Custom", (MlpPolicy,), {name: lambda self: None})
+    with pytest.warns(UserWarning, match=f"policy Custom has {name}, which ACER does not call: policy_kwargs with"):
+        small(policy=policy)
+
+
+class WithOwnNetworks(MlpPolicy):
+    def _build(self) -> None:
+        super()._build()
+        self.pi_net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.LayerNorm(8))
+        self.pi_head = nn.Linear(8, 2)
+
+
+def test_a_policy_may_make_its_own_networks(tmp_path: Path) -> None:
+    model = small(short_episodes(), policy=WithOwnNetworks).learn(40)
+    model.save(tmp_path / "agent")
+    loaded = ACER.load(tmp_path / "agent", env=short_episodes()).learn(20)
+    assert any(isinstance(layer, nn.LayerNorm) for layer in loaded.policy.pi_net)
 
 
 def reached(policy: str, env_class: type[gym.Env[Any, Any]], length: int, n_timesteps: int, **changes: Any) -> float:
