@@ -21,6 +21,9 @@ Bound on the absolute values of rewards and observations. Training squares retur
 to them, in float32, which ends at 3.4e38; squares of 1e15 leave a factor of 1e8 for sums over steps and parameters.
 """
 
+_WIDENED = frozenset(np.dtype(name) for name in ("float16", "int64", "uint64"))
+"""types in which ``LARGEST`` is infinite, or squares overflow: checked as float64"""
+
 
 class FiniteVecEnv(VecEnvWrapper):
     """
@@ -97,7 +100,7 @@ def _require_finite(name: str, values: Any, step: int, env: int | None = None) -
     """
     for key, part in by_key(values).items():
         part = np.asarray(part)
-        if part.dtype in (np.float16, np.int64, np.uint64):  # LARGEST is infinite in the first, and squares overflow
+        if part.dtype in _WIDENED:
             part = part.astype(np.float64)
         # A small sum of squares means that every value is small: a fifth of the time of abs().max(). NaN is never <=.
         if part.dtype.kind != "f" or np.vdot(part, part) <= LARGEST or np.abs(part).max() <= LARGEST:
