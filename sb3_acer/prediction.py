@@ -103,8 +103,7 @@ class PredictionInterface(BasePolicy):
         return states, self._checked_masks(action_masks, n_rows)
 
     def _checked_states(self, states: Any, n_rows: int) -> th.Tensor:
-        is_tensor = isinstance(states, th.Tensor)
-        given: th.Tensor = states if is_tensor else th.from_numpy(check_array("states", states))  # as of predict
+        given: th.Tensor = states if isinstance(states, th.Tensor) else th.from_numpy(check_array("states", states))
         shape = n_rows, self.state_size
         rule = f"recurrent states of shape {shape} (masks are given as action_masks=...)"
         require(given.shape == shape, "states", rule, tuple(given.shape))
