@@ -10,14 +10,14 @@ import re
 import shutil
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from filelock import FileLock, Timeout
 
 from sb3_acer.checks import warn
-from sb3_acer.storage import replacing
+from sb3_acer.storage import move, replacing
 
 FORMAT = "sb3-acer checkpoint 1"
 _UNFINISHED = ".unfinished_checkpoint"
@@ -190,14 +190,15 @@ def new_checkpoint(folder: str | Path, manifest: dict[str, Any], keep: int) -> I
                 file.write(json.dumps({"format": FORMAT, **manifest, "files": files}, indent=1).encode())
             _flush(unfinished)
             number = 1 + max(map(_number, _all_checkpoints(folder)), default=0)
-            unfinished.rename(folder / f"checkpoint_{number}_{manifest['num_timesteps']}_steps")
+            move(unfinished, folder / f"checkpoint_{number}_{manifest['num_timesteps']}_steps")
             _flush(folder)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
         whole = [path for path in _all_checkpoints(folder) if checkpoint_at(path) is not None]
-        for old in whole[:-keep]:
-            old.rename(unfinished)  # in one step: what is left of it if the program is killed is no checkpoint
-            shutil.rmtree(unfinished, ignore_errors=True)
+        with suppress(OSError):  # Windows keeps what another program reads; the next checkpoint deletes it
+            for old in whole[:-keep]:
+                old.rename(unfinished)  # in one step: what is left of it if the program is killed is no checkpoint
+                shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def _all_checkpoints(folder: Path) -> list[Path]:
@@ -223,6 +224,7 @@ def _flush(folder: Path) -> None:
     if os.name == "posix":  # elsewhere a folder cannot be opened
         descriptor = os.open(folder, os.O_RDONLY)
         try:
-            os.fsync(descriptor)
+            with suppress(OSError):  # some network drives cannot do it for a folder
+                os.fsync(descriptor)
         finally:
             os.close(descriptor)

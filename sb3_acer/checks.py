@@ -182,10 +182,11 @@ def constructor_arguments(cls: type) -> set[str]:
 def check_device(name: str, value: Any) -> th.device:
     """
     :return: the device
-    :raises ValueError: if this machine has no such device
+    :raises ValueError: if this machine has no such device, and for Apple's mps
     """
     rule = "a device of this machine"
     require(isinstance(value, (str, int, th.device)) and not isinstance(value, bool), name, rule, value)
+    require(not str(value).startswith("mps"), name, "cpu or cuda, since mps has no float64", value)
     try:
         return th.empty(0, device=get_device(value)).device
     except (RuntimeError, AssertionError, ValueError) as error:

@@ -516,7 +516,8 @@ class Enumerated(Categorical):
 
     def act(self, stats: np.ndarray, noise: np.ndarray) -> np.ndarray:
         # numpy takes a third of torch's time for so few numbers.
-        return _invert(stats, noise)[:, np.newaxis]
+        outcomes = _invert(stats, noise)[:, np.newaxis]
+        return outcomes.astype(np.int64, copy=False)  # on Windows numpy 1 counts with 32 bits
 
     def kl_gradient(self, stats: th.Tensor, other: th.Tensor) -> th.Tensor:
         return -stats / (other + EPSILON)  # there are no other factors

@@ -10,6 +10,7 @@ import os
 import pathlib
 import secrets
 import shutil
+import time
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -162,7 +163,7 @@ def replacing(path: FilePath, suffix: str, verbose: int = 0) -> Iterator[io.Buff
             os.fsync(file.fileno())
         if destination.exists():
             shutil.copymode(destination, unfinished)
-        os.replace(unfinished, destination)
+        move(unfinished, destination)
     except BaseException as error:
         if unfinished is not None and unfinished.is_file():
             unfinished.unlink()  # a full disk gets its space back
@@ -170,6 +171,24 @@ def replacing(path: FilePath, suffix: str, verbose: int = 0) -> Iterator[io.Buff
             reason = f"could not be saved; an older file, if there is one, is kept: {error.strerror or error}"
             raise OSError(error.errno, reason, str(path)) from error
         raise
+
+
+def move(source: pathlib.Path, destination: pathlib.Path) -> None:
+    """
+    ``os.replace``, tried again for three seconds: Windows refuses it while another program, such as a virus scanner,
+    reads the file.
+
+    :param source: a file or a folder
+    :param destination: its new path
+    :raises OSError: if it still cannot be moved
+    """
+    for seconds in (0.1, 0.4, 0.5, 1.0, 1.0):
+        try:
+            os.replace(source, destination)
+            return
+        except PermissionError:
+            time.sleep(seconds)
+    os.replace(source, destination)
 
 
 @contextmanager

@@ -255,6 +255,7 @@ def test_two_thousand_odd_arguments_work_or_are_named(case: tuple[str, str], val
         ("ACER", {"seed": -1}, "seed must be an integer of at least 0, got -1"),
         ("ACER", {"verbose": "loud"}, "verbose must be an integer of at least 0, got 'loud'"),
         ("ACER", {"device": "abacus"}, "device must be a device of this machine, got 'abacus'"),
+        ("ACER", {"device": "mps"}, "device must be cpu or cuda, since mps has no float64, got 'mps'"),
         ("ACER", {"device": 2**70}, f"device must be a device of this machine, got {2**70}"),
         ("ACER", {"policy_kwargs": {"widths": [3]}}, "policy_kwargs must be arguments of MlpPolicy, got 'widths'"),
         (

@@ -143,6 +143,23 @@ def test_what_a_killed_program_left_does_not_get_into_a_checkpoint(tmp_path: Pat
     assert names(tmp_path) == ["checkpoint_1_10_steps"]
 
 
+def test_an_old_checkpoint_that_cannot_be_deleted_is_deleted_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on Windows, while another program reads it."""
+
+    def refuse(*paths: Path) -> None:
+        raise PermissionError
+
+    write(tmp_path, 10, keep=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", refuse)
+        write(tmp_path, 20, keep=1)
+    assert names(tmp_path) == ["checkpoint_1_10_steps", "checkpoint_2_20_steps"]
+    write(tmp_path, 30, keep=1)
+    assert names(tmp_path) == ["checkpoint_3_30_steps"]
+
+
 def test_folders_of_the_user_stay(tmp_path: Path) -> None:
     for name in ("unfinished", "checkpoint_1_1_steps", "mine"):
         (tmp_path / name).mkdir()

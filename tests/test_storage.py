@@ -13,6 +13,7 @@ import warnings
 import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from hypothesis.extra import numpy as arrays_of
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack
 
 from sb3_acer import ACER
-from sb3_acer.storage import FORMAT, named, opened, read_state, replacing, write_state
+from sb3_acer.storage import FORMAT, move, named, opened, read_state, replacing, write_state
 from tests.helpers import Catch, in_a_fork
 from tests.mutations import attempt, memory_for, mutated, mutated_zip
 
@@ -228,6 +229,28 @@ def test_an_error_while_writing_keeps_the_older_file_and_leaves_nothing_else(
     with pytest.raises(error), replacing(tmp_path / "a.txt", "txt") as file:
         fail(file)
     assert contents(tmp_path) == {"a.txt": b"old"}
+
+
+@pytest.mark.parametrize("n_refusals", [2, 99])
+def test_a_file_that_is_being_read_is_moved_later(
+    n_refusals: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on Windows, which refuses it until the other program has closed the file."""
+    tries, replace = [0], os.replace
+
+    def refuse_at_first(*paths: Path) -> None:
+        tries[0] += 1
+        if tries[0] <= n_refusals:
+            raise PermissionError(errno.EACCES, "in use")
+        replace(*paths)
+
+    monkeypatch.setattr(os, "replace", refuse_at_first)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    (tmp_path / "new").write_text("new")
+    with pytest.raises(PermissionError) if n_refusals == 99 else nullcontext():
+        move(tmp_path / "new", tmp_path / "old")
+    moved = [path.name for path in tmp_path.iterdir()]
+    assert moved == (["new"] if n_refusals == 99 else ["old"])
 
 
 def test_paths_are_understood_as_sb3_understands_them(tmp_path: Path) -> None:

@@ -201,7 +201,7 @@ def _image_writer(folder: Path, image_folder: Path) -> Callable[[np.ndarray], st
         image = image[..., ::-1] if image.shape[-1] == 3 else image
         if not cv2.imwrite(str(folder / path), np.ascontiguousarray(image)):
             raise OSError(f"{folder / path} could not be written")
-        return str(path)
+        return path.as_posix()  # also where paths have backslashes: another system may read the file
 
     return write
 

@@ -9,9 +9,9 @@ import argparse
 import inspect
 import json
 import os
+import re
 import runpy
 import secrets
-import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -42,7 +42,7 @@ from sb3_acer.zoo.masking import Algorithms, evaluate_policy
 from sb3_acer.zoo.mistakes import check_counts, in_one_line, unknown_environment
 from sb3_acer.zoo.plots import all_plots, plot_from_file, plot_train
 from sb3_acer.zoo.registration import register
-from sb3_acer.zoo.runs import ARGUMENTS, LOG_FOLDER, command, run_to_resume
+from sb3_acer.zoo.runs import ARGUMENTS, LOG_FOLDER, command, quoted, run_to_resume
 from sb3_acer.zoo.scripts import asks_for_help, run_zoo, value_of
 from sb3_acer.zoo.study import open_storage, whole_path
 
@@ -308,7 +308,7 @@ def tune(arguments: list[str]) -> None:
 
     def command_line(name: str, given: list[str], *more: str) -> str:
         start = command(name, options.algo, options.env, options.log_folder)
-        return f"{start} {shlex.join([*given, *study, *more])}"
+        return f"{start} {quoted([*given, *study, *more])}"
 
     if not asks_for_help(arguments):
         repeated = ["--n-runs", str(runs.n_runs)] if runs.n_runs > 1 else []
@@ -370,7 +370,7 @@ def run_to_record(arguments: list[str]) -> list[str]:
         sys.exit(
             f"sb3-acer record-training: -o must be a new or an empty folder, since rl-zoo empties it, got {videos}"
         )
-    if shlex.quote(str(videos)) != str(videos):
+    if not re.fullmatch(r"[\w@%+=:,./-]+", str(videos)):  # rl-zoo's command lines do not quote it
         of_run = "" if options.output_folder else ". That is the run's folder: give another one by -o"
         rule = "-o must be a path that a shell takes without quotes"
         sys.exit(f"sb3-acer record-training: {rule}, got {str(videos)!r}{of_run}")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from ctypes.util import find_library
 from pathlib import Path
-from shutil import which
+from shutil import copy, which
 from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
@@ -152,6 +152,6 @@ def ffmpeg_on_path() -> Iterator[bool]:
         yield False
         return
     with TemporaryDirectory() as folder:
-        Path(folder, "ffmpeg").symlink_to(FFMPEG_BINARY)
+        copy(FFMPEG_BINARY, Path(folder, "ffmpeg.exe" if os.name == "nt" else "ffmpeg"))  # Windows refuses links
         with patch.dict(os.environ, PATH=os.pathsep.join([folder, os.environ.get("PATH", "")])):
             yield True

@@ -37,7 +37,7 @@ MISTAKES = (
 LIBRARIES = tuple(
     str(Path(str(module.__file__)).parent) for module in (gym, np, optuna, rl_zoo3, stable_baselines3, torch, sb3_acer)
 )
-COMPILED = ("numpy/", "_mt19937.pyx", "<frozen ")  # how the frames of compiled modules begin
+COMPILED = ("numpy/", "numpy\\", "_mt19937.pyx", "<frozen ")  # how the frames of compiled modules begin
 STANDARD = str(Path(os.__file__).parent)
 TEXT_OF_AN_ARGUMENT = "<string>"
 # By gymnasium's names, and by those of modules.

@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 import socket
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,10 @@ from sb3_acer.checkpoint import has_checkpoints
 
 CHECKPOINTS, ARGUMENTS, LAUNCHERS = "checkpoints", "arguments.json", "launchers.json"  # in the folder of a run
 LOG_FOLDER = "logs"  # where the zoo's train saves; the default of its other scripts is rl-trained-agents
+
+
+quoted = subprocess.list2cmdline if os.name == "nt" else shlex.join
+"""Joins the words of a command line, so that it can be pasted into a shell."""
 
 
 def launcher() -> list[Any]:
@@ -51,4 +56,4 @@ def command(name: str, algo: str, env_id: str, folder: str, gym_packages: Sequen
     options = {"--algo": (algo, "acer"), "--env": (env_id, "CartPole-v1"), "-f": (folder, LOG_FOLDER)}
     given = [part for key, (value, usual) in options.items() if value != usual for part in (key, value)]
     packages = ["--gym-packages", *gym_packages] if gym_packages else []
-    return shlex.join(["sb3-acer", name, *given, *packages])
+    return quoted(["sb3-acer", name, *given, *packages])

@@ -10,7 +10,7 @@ from typing import Any
 import optuna
 from optuna.exceptions import ExperimentalWarning
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage, RetryHeartbeatStaleTrialCallback
-from optuna.storages.journal import JournalFileBackend
+from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 HEARTBEAT = 60
@@ -30,7 +30,8 @@ def open_storage(storage: str, attempts: int = 8) -> BaseStorage:
     """
     if storage.endswith(".log"):
         Path(storage).parent.mkdir(parents=True, exist_ok=True)
-        return JournalStorage(JournalFileBackend(storage))
+        # Optuna's default lock is a symbolic link, which Windows lets only administrators make.
+        return JournalStorage(JournalFileBackend(storage, JournalFileOpenLock(storage)))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)  # Optuna's heartbeat, and its callback

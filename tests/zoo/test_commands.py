@@ -313,7 +313,9 @@ def test_videos_are_recorded_to_an_empty_folder_whose_path_needs_no_quotes(shell
     shutil.copytree(shell / "logs", shell / "my logs")
     with pytest.raises(SystemExit, match=r"without quotes, got .*That is the run's folder: give another one by -o"):
         sb3_acer("record-training", "-f", "my logs", cwd=shell)
-    assert commands.run_to_record(["--algo", "acer", "-f", "logs", "-o", "new"])[2:] == ["-o", str(shell / "new")]
+    for folder in ("new", "new_é"):
+        expected = ["-o", str(shell / folder)]
+        assert commands.run_to_record(["--algo", "acer", "-f", "logs", "-o", folder])[2:] == expected
 
 
 @pytest.mark.parametrize(
