@@ -90,7 +90,8 @@ class ACER(StableBaselinesInterface):
     Actor-Critic with Experience Replay (https://arxiv.org/abs/1611.01224): Retrace targets, truncated importance
     sampling with bias correction, and a trust region around an average policy.
 
-    The arguments up to ``n_cpu_tf_sess`` are those of stable-baselines' ACER, in its order and with its defaults.
+    The arguments up to ``n_cpu_tf_sess`` are those of stable-baselines' ACER, in its order and with its defaults,
+    except that ``n_cpu_tf_sess`` was 1.
 
     :param policy: policy class, or one of the names ``MlpPolicy``, ``CnnPolicy``, ``MultiInputPolicy``; with an LSTM
         ``MlpLstmPolicy``, ``CnnLstmPolicy``, ``MultiInputLstmPolicy``; with a layer-normalised LSTM

@@ -137,7 +137,7 @@ def check_kwargs(
     """
     :param of: what the keyword arguments are for
     :param given: its arguments that the caller gives itself
-    :param renamed: arguments whose new names the caller knows, so that no name like them is looked for
+    :param renamed: old names that the caller explains itself; no similar name is suggested for them
     :return: the keyword arguments, none for None
     :raises ValueError: if the value is neither None nor a dict of strings, or if there is an argument that ``of`` does
         not have, or that is given

@@ -215,7 +215,7 @@ def together(function: Callable[[], T]) -> list[T]:
 def from_first(value: T) -> T:
     """
     :param value: tensors, arrays and other values that can be pickled; those of other ranks than the first are not used
-    :return: the value of rank 0; tensors are on the CPU
+    :return: the value of rank 0; in a group its tensors are on the CPU
     """
     if world_size() == 1:
         return value

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 Array = TypeVar("Array", np.ndarray, th.Tensor)
 
 EPSILON = 1e-6
-"""The floor of a probability inside a logarithm or a denominator, as in stable-baselines' ACER."""
+"""Added to a probability inside a logarithm or a denominator, as in stable-baselines' ACER."""
 
 MAX_LOG_RATIO = 60.0
 """Importance ratios are at most e^60, far beyond any truncation constant in use. Sums of them fit into float32."""
@@ -133,11 +133,11 @@ class Family(ABC):
         """
         :param stats: ``[..., P]``
         :param actions: ``[..., D]``; leading axes broadcast against those of ``stats``
-        :return: logarithm of the actions' probability or density, finite, ``[...]``
+        :return: logarithm of the actions' probability, which is finite, or of their density, ``[...]``
         """
 
     def exact_log_prob(self, stats: th.Tensor, actions: th.Tensor) -> th.Tensor:
-        """:meth:`log_prob` without the floor of :data:`EPSILON`: minus infinity where the probability is 0."""
+        """:meth:`log_prob` without :data:`EPSILON`: minus infinity where the probability is 0."""
         return self.log_prob(stats, actions)
 
     @abstractmethod

@@ -263,7 +263,7 @@ def _has_own_state(layer: Any) -> bool:
 
 class _Method(str):
     """
-    The name of a function of a module, which becomes a method of all environments where the name arrives.
+    The name of a module's function. Where the name is unpickled, the function becomes a method of all environments.
 
     ``SubprocVecEnv`` calls methods of its environments by their names. A name of this class is unpickled by calling
     :func:`_add_method` in the process of the environment, before the method is called there.

@@ -16,7 +16,7 @@ _BLOCK = 64
 
 def retrace_traces(ratio: th.Tensor, d: int | th.Tensor = 1) -> th.Tensor:
     r"""
-    Trace coefficients of Retrace: :math:`c_t = \min(1, \rho_t^{1/d})` (equation 5; section 5.2 for d > 1).
+    Trace coefficients of Retrace: :math:`c_t = \min(1, \rho_t^{1/d})` (equation 5; section 5.1 for d > 1).
 
     :param ratio: importance ratios rho of the actions taken, ``[T, B]``
     :param d: number of components with more than one valid outcome, see
@@ -141,11 +141,12 @@ def correction_gain(
 def trust_region(g: th.Tensor, k: th.Tensor, delta: float) -> th.Tensor:
     r"""
     The vector z nearest to g with :math:`k^\top z \le \delta` (the problem of equation 11), in closed form
-    (equations 12 and 16):
+    (equation 12):
 
     .. math:: z = g - \max\left( 0, \frac{k^\top g - \delta}{\|k\|^2} \right) k
 
-    :param g: gradient of each state's gain with respect to its statistics (equation 10), ``[T, B, P]``
+    :param g: gradient of each state's gain with respect to its statistics (equation 10; 16 where actions are sampled),
+        ``[T, B, P]``
     :param k: gradient of KL(average || current) with respect to the same statistics, ``[T, B, P]``
     :param delta: bound on the linearised change of the divergence, >= 0
     :return: z, ``[T, B, P]``; equal to g where g satisfies the constraint

@@ -22,7 +22,7 @@ to them, in float32, which ends at 3.4e38; squares of 1e15 leave a factor of 1e8
 """
 
 _WIDENED = frozenset(np.dtype(name) for name in ("float16", "int64", "uint64"))
-"""types in which ``LARGEST`` is infinite, or squares overflow: checked as float64"""
+"""checked as float64: float16, in which ``LARGEST`` is infinite, and the integers that can exceed it"""
 
 
 class FiniteVecEnv(VecEnvWrapper):
@@ -65,8 +65,8 @@ class FiniteVecEnv(VecEnvWrapper):
 
     def mark_resets(self) -> None:
         """
-        Replace the infos of the last reset by copies, since an environment may return the same dict each time. Other
-        objects in their place then mean that something else has reset an environment.
+        Replace the infos of the last reset by copies of our own, since an environment may return the same dict at each
+        reset. If a copy is no longer in its place, something else has reset the environment.
         """
         found = self._reset_infos()
         if found and (not self._resets or any(map(operator.is_not, self._resets, found))):

@@ -88,7 +88,8 @@ class FlatParameters:
     def attach(self) -> None:
         """
         Make the views anew, after something has replaced the parameters' memory: a move to another device, say.
-        Parameters that lie in one vector already keep their memory, as after ``share_memory``, which moves all of it.
+        Parameters that already lie in one vector keep their memory. After ``share_memory`` they still do, since it
+        moves the whole vector.
         """
         self._owners: list[tuple[nn.Module, str]] | None = None  # of buffers; a copy's module may not be complete yet
         self._gradients: dict[nn.Parameter, th.Tensor | None] = dict.fromkeys(self.parameters)

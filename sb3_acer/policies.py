@@ -86,7 +86,7 @@ def default_optimizer(recurrent_class: type[Recurrent]) -> type[th.optim.Optimiz
 
 
 def split_net_arch(net_arch: list[int] | Mapping[str, list[int]]) -> tuple[list[int], list[int]]:
-    """Widths of the policy network and of the Q network, which other policies of SB3 call ``vf``."""
+    """Widths of the policy network and of the Q network. The key of the latter may also be ``vf``, as in SB3."""
     if isinstance(net_arch, list) and len(net_arch) == 1 and isinstance(net_arch[0], dict):
         warn("net_arch should be a dict instead of a list with one dict: net_arch=dict(pi=..., qf=...)")
         net_arch = net_arch[0]

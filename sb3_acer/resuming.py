@@ -156,10 +156,11 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         cls: type[SelfResumable], folder: str | Path, env: GymEnv | str, device: th.device | str = "auto", **kwargs: Any
     ) -> SelfResumable:
         """
-        Load the newest checkpoint. The next :meth:`learn` then continues the call that was interrupted: called with the
-        same arguments, it ends with the agent, the replay buffer and the logged values that it would have had without
-        the interruption, equal to the bit on the same machine with the same number of threads. If that call was
-        complete, ``reset_num_timesteps=False`` begins the next one.
+        Load the newest undamaged checkpoint; a warning names newer files that are damaged. The next :meth:`learn` then
+        continues the call that was interrupted: called with the same arguments, it ends with the agent, the replay
+        buffer and the logged values that it would have had without the interruption, equal to the bit on the same
+        machine with the same number of threads. If that call was complete, ``reset_num_timesteps=False`` begins the
+        next one.
 
         If the environments' state is not available, or if their number or that of the ranks has changed, they begin new
         episodes, and a warning says so. For another number of ranks the replay buffers are divided evenly.
@@ -168,7 +169,8 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         :param env: the environment, or its id; made and wrapped as that of the saved training
         :param device: device of the networks
         :param kwargs: further arguments of :meth:`load`
-        :raises ValueError: if there is no checkpoint, or a file of it is damaged
+        :raises ValueError: if there is no checkpoint, if all are damaged, or if another version of this package wrote
+            the newest one
         """
         _require_folder("folder", "the path of a folder", folder)
         found = find_undamaged(folder)

@@ -108,7 +108,7 @@ class RolloutAlgorithm(SavingAlgorithm):
                 self.replay_buffer.end_episodes()
                 self._states = self.policy.initial_states(self.n_envs)
                 self._episode_starts = np.ones(self.n_envs, bool)
-            elif self.replay_buffer.step:  # what has been truncated goes on from the zero state, as updates see it
+            elif self.replay_buffer.step:  # end_episodes has truncated these: updates begin them from the zero state
                 self._states[self.replay_buffer.ended] = 0
             is_masked = self._use_masking and has_masks(self.env)
             self._masks = current_masks(self.env, self.policy.family, self.num_timesteps) if is_masked else None
@@ -140,7 +140,7 @@ class RolloutAlgorithm(SavingAlgorithm):
             self._last_obs = None
 
     def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
-        """The last rollout may go beyond the end of training, where a linear schedule would be negative."""
+        """The last rollout may go beyond the end of training, where a user's linear function would be negative."""
         super()._update_current_progress_remaining(num_timesteps, total_timesteps)
         self._current_progress_remaining = max(self._current_progress_remaining, 0.0)
 

@@ -84,7 +84,7 @@ class SavingAlgorithm(OffPolicyAlgorithm):
         only files whose author you trust.
 
         :raises ValueError: if the file is damaged or no agent, if it does not fit ``env``, and for an argument outside
-            its range; the message names the file
+            its range; the message names the file where its content is the reason
         """
         check_boolean("print_system_info", print_system_info)
         check_boolean("force_reset", force_reset)

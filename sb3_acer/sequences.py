@@ -37,7 +37,7 @@ class SequenceBatch(NamedTuple):
     envs: np.ndarray
     """the environment that each sequence is from, ``[B]``"""
     masks: th.Tensor | None = None
-    """whether actions are valid, bool, ``[T + 1, B, P]``; None if no masks are stored, and all are"""
+    """whether actions are valid, bool, ``[T + 1, B, P]``; None: no masks are stored, every action is valid"""
     final_masks: th.Tensor | None = None
     """the same for the final observations, ``[F, P]``"""
 

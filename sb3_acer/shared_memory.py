@@ -76,9 +76,7 @@ class Board:
     :param timeout: seconds to wait at most
     """
 
-    def __init__(
-        self, memory: mmap.mmap, rank: int, n_ranks: int, check: Callable[[], None], timeout: float = 1800
-    ) -> None:
+    def __init__(self, memory: mmap.mmap, rank: int, n_ranks: int, check: Callable[[], None], timeout: float) -> None:
         lines = np.frombuffer(memory, np.int64, n_ranks * _LINE // 8).reshape(n_ranks, -1)
         self._turns = lines[:, 0]
         self._left = lines[:, 1]  # the turn that a rank has not finished; -1 if it has left after its last one

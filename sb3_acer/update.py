@@ -143,8 +143,9 @@ def metrics(family: Family, update: Update, c: float) -> dict[str, float]:
     :param update: what :func:`compute_update` returned, with its ``grad_norm``
     :param c: truncation constant
     :return: what ACER logs of it: means over the T * B states, and shares of them. ``policy_loss`` is minus the gain
-        whose gradient is equation 9, without trust region and entropy bonus, and ``correction_loss`` its second term
-        alone; ``trust_region_scale`` is the multiple of k that equation 12 subtracts from g
+        whose gradient is equation 9 (16 where actions are sampled), without trust region and entropy bonus, and
+        ``correction_loss`` its second term alone; ``trust_region_scale`` is the multiple of k that equation 12
+        subtracts from g
     """
     evaluation = update.evaluation
     stats, q_values = evaluation.stats, evaluation.q_values

@@ -236,11 +236,11 @@ class ExpertDataset:
         agent's own rollouts have filled the buffer and overwrite them.
 
         :param model: an ACER
-        :param behaviour: the behaviour distribution mu to store. ``expert``: probability 1 - ``epsilon`` on the action
-            taken and the rest uniform; for Box, a Gaussian around the action with the policy's standard deviation.
-            ``policy``: the agent's policy as it is now; after cloning, it estimates the distribution of a stochastic
-            expert.
-        :param epsilon: probability that ``expert`` spreads uniformly over all valid actions, in (0, 1]
+        :param behaviour: the behaviour distribution mu to store. ``expert``: each component is the one taken with
+            probability 1 - ``epsilon``, and else uniform over its valid outcomes; for Box, a Gaussian around the action
+            with the policy's standard deviation. ``policy``: the agent's policy as it is now; after cloning, it
+            estimates the distribution of a stochastic expert.
+        :param epsilon: probability that ``expert`` spreads uniformly over all valid outcomes, in (0, 1]
         :param time_limit: for files without the array ``truncated``: trajectories of this many steps are truncated, and
             all others, or all if it is None, end in a terminal state. Without the array ``final_obs`` the last step of
             a truncated trajectory is left out, since the observation after it is unknown.

@@ -115,7 +115,9 @@ def load_stable_baselines(
         ``act_fun`` in ``policy_kwargs``, have their meaning in stable-baselines: for a custom policy class, they say
         which policy of stable-baselines has the same network.
     :return: the agent
-    :raises MigrationError: if the file cannot be read or converted, or if ``env`` has other observations or actions
+    :raises MigrationError: if the file's content cannot be read or converted, or if ``env`` has other observations or
+        actions
+    :raises OSError: if the file cannot be opened
     """
     require(isinstance(path, (str, Path)), "path", "the path of a file", path)
     require(obs_rms is None or isinstance(obs_rms, (str, Path)), "obs_rms", "the path of a file", obs_rms)
@@ -156,7 +158,8 @@ def load_obs_rms(path: str | Path, venv: VecEnv) -> VecNormalize:
     :return: a VecNormalize around it, which does not update its statistics (``training`` is False) and does not
         normalise rewards
     :raises ValueError: if ``venv`` is normalised already
-    :raises MigrationError: if the file cannot be read, or if its statistics do not fit the observations
+    :raises MigrationError: if the file's content cannot be read, or if its statistics do not fit the observations
+    :raises OSError: if the file cannot be opened
     """
     path = Path(path)
     if unwrap_vec_normalize(venv) is not None:
@@ -188,7 +191,8 @@ def read_stable_baselines(path: Path, policy: str | None, policy_kwargs: dict[st
     :param policy: name of a policy of stable-baselines; None: the saved one
     :param policy_kwargs: replace the saved ones
     :return: the content of the file
-    :raises MigrationError: if the file cannot be read or converted
+    :raises MigrationError: if the content cannot be read or converted
+    :raises OSError: if the file cannot be opened
     """
     with _named(path):
         content, reader = read_file(path), PickleReader()

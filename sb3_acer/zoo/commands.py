@@ -50,8 +50,9 @@ ZOO_PATH = Path(__file__).with_name("path")
 # For `sb3-acer train` without arguments. Small networks are fastest on one CPU core.
 FIRST_RUN = ["--progress", "--log-interval=-2", "--n-eval-envs=5", "--device=cpu", "--num-threads=1"]
 
-# The value of a trial is its last evaluation, so evaluations have many episodes. By default the zoo evaluates every
-# 100,000 steps, too rarely for the pruner to stop a short trial. One thread leaves the other cores to other workers.
+# The value of a run is the mean of the second half of its evaluations: three of five, so each has many episodes. By
+# default the zoo evaluates every 100,000 steps, too rarely for the pruner to stop a short trial. One thread leaves the
+# other cores to other workers.
 SEARCH = ["--optimize-hyperparameters", "--n-trials=100", "--n-startup-trials=20", "--n-evaluations=5"]
 SEARCH += ["--eval-episodes=20", "--n-eval-envs=5", "--num-threads=1"]
 
@@ -76,8 +77,8 @@ def newest_agent(folder: str, env_name: str) -> int:
 
 def saved_agents(folder: str) -> dict[Any, tuple[str, str]]:
     """
-    The zoo's ``get_trained_models``, but of the runs that have an agent, and with names that folders have too. They end
-    with the run's number, since the zoo does not evaluate a name twice.
+    The zoo's ``get_trained_models``, for runs that have an agent. Environments are named as in the names of folders.
+    Each key ends with the run's number, since the zoo does not evaluate a name twice.
     """
     runs = {name: (algo, EnvironmentName(env_id)) for name, (algo, env_id) in get_trained_models(folder).items()}
     numbers = {name: newest_agent(f"{folder}/{algo}", env_name) for name, (algo, env_name) in runs.items()}

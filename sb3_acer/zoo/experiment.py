@@ -238,8 +238,8 @@ class Experiment(ExperimentManager):
 
     def setup_experiment(self) -> tuple[BaseAlgorithm, dict[str, Any]] | None:
         """
-        The zoo's, which leaves no folder of a run behind if the settings are wrong. Before a search, whose agents the
-        trials make, an agent with the settings that it begins with is made, so that wrong ones are refused as in train.
+        The zoo's; if the settings are wrong, no folder of a run stays behind. A search makes its agents only in its
+        trials, so one agent is made beforehand: wrong settings are refused at once, as in train.
         """
         existed = Path(self.save_path).exists()
         try:
@@ -289,8 +289,8 @@ class Experiment(ExperimentManager):
 
     def learn(self, model: BaseAlgorithm) -> None:
         """
-        Train as the zoo does. The agent is saved however training ends. So is a checkpoint, if they are asked for,
-        unless a second signal or, in a group, an error has ended it.
+        Train as the zoo does. The agent is saved when training ends, after an error too if a step was made. With
+        checkpoints asked for one is saved too, except after a second signal, or after an error in a group.
         """
         if not isinstance(model, ACER):
             super().learn(model)

@@ -131,7 +131,7 @@ def sample_acer_params(
     hyperparams = convert_acer_params(trial.params)
     hyperparams.pop("n_envs", None)  # not an argument of ACER
     for name in ("n_steps", "batch_size", "buffer_size", "replay_start", "gamma", "alpha"):
-        trial.set_user_attr(name, {**hyperparams, **fixed}[name])  # the zoo prints these beside the raw params
+        trial.set_user_attr(name, {**hyperparams, **fixed}[name])  # printed by rl-zoo's own commands
     return hyperparams
 
 
