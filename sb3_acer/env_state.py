@@ -157,7 +157,7 @@ def dead_workers_named(env: VecEnv) -> Iterator[None]:
     except (EOFError, ConnectionError) as error:
         base = _vec_layers(env)[-1]
         sentinels = [process.sentinel for process in getattr(base, "processes", [])]
-        ended = connection.wait(sentinels, timeout=5) if sentinels else []
+        ended = connection.wait(sentinels, timeout=60) if sentinels else []
         if not ended:
             raise
         reasons = [_end_of(base.processes[index], index) for index, each in enumerate(sentinels) if each in ended]
