@@ -126,13 +126,16 @@ def main() -> None:
     parser.add_argument("--endings", type=int, default=20)
     parser.add_argument("--tasks", nargs="*", default=[""], metavar="PREFIX", help="beginnings of their names")
     options = parser.parse_args()
+    tasks = [each for each in TASKS if each.startswith(tuple(options.tasks))]
+    if not tasks:
+        parser.error(f"--tasks must be beginnings of {', '.join(TASKS)}, got {', '.join(options.tasks)}")
     rows: list[Measurement] = []
     for name, n_numbers in SIZES.items():
         repeats = 200 if n_numbers < 10**5 else 15
         milliseconds = on_ranks(milliseconds_of_all_reduce, 2, n_numbers, repeats)[0]
         rows.append(("all-reduce between two ranks", name, 0, milliseconds, "ms"))
         print(f"all-reduce of {name} between two ranks: {milliseconds:.2f} ms", flush=True)
-    for task in [each for each in TASKS if each.startswith(tuple(options.tasks))]:
+    for task in tasks:
         rates: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
         for number in range(options.rounds):
             for variant, (n_processes, apart) in VARIANTS.items():

@@ -81,8 +81,10 @@ class Observer(Until):
         self.rewards: list[float] = []
         self.changes: list[tuple[float, float]] = []
         """KL and norm of each update"""
+        self.recorded = 0
 
     def _on_training_start(self) -> None:
+        self.recorded = self.num_timesteps // INTERVAL * INTERVAL
         policy, update = self.model.policy, self.model.update
         stored = self.model.replay_buffer.sample(64, self.model.get_vec_normalize_env(), np.random.default_rng(0))
         self.rewarded = stored.rewards > 0
@@ -107,7 +109,8 @@ class Observer(Until):
 
     def _on_rollout_end(self) -> None:
         step = self.num_timesteps // INTERVAL * INTERVAL
-        if self.changes and (not self.rows or int(self.rows[-1]["step"]) < step):
+        if self.changes and self.recorded < step:
+            self.recorded = step
             probabilities = self.model.policy.family.exact_log_prob(self.after, self.actions).exp()
             kls, norms = np.array(self.changes).T
             reward = np.mean(self.rewards) if self.rewards else np.nan

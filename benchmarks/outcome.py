@@ -7,7 +7,8 @@ from typing import NamedTuple
 from zipfile import ZipFile
 
 import numpy as np
-from stable_baselines3.common.monitor import load_results
+import pandas as pd
+from stable_baselines3.common.monitor import get_monitor_files
 
 LOG = "log.txt"
 # sb3-acer's final report; with both kinds of actions, one after the other.
@@ -61,17 +62,33 @@ def read_outcome(folder: Path) -> Outcome:
 
 
 def curve_of_evaluations(path: Path) -> list[Point]:
-    """rl-zoo's evaluations. When they were made is known from the training episodes, to within one of them."""
-    episodes = load_results(str(path.parent))
+    """
+    rl-zoo's evaluations. When they were made is known from the ends of the training episodes: after n steps of one of N
+    environments training has made n * N. It is unknown where Monitor counted repeated frames.
+    """
     with np.load(path) as arrays:
         steps, rewards = arrays["timesteps"], arrays["results"]
-    if len(episodes):
-        seconds = np.interp(steps, np.cumsum(episodes["l"]), episodes["t"])
-    else:
-        seconds = np.full(len(steps), np.nan)
+    known = np.array(sorted(ends_of_episodes(path.parent))).reshape(-1, 2)
+    is_known = len(known) > 0 and known[-1, 0] < 1.5 * steps[-1]
+    seconds = np.interp(steps, *known.T) if is_known else np.full(len(steps), np.nan)
     return [
         Point(int(step), float(each.mean()), float(each.std()), float(time))
         for step, each, time in zip(steps, rewards, seconds, strict=True)
+    ]
+
+
+def ends_of_episodes(folder: Path) -> list[tuple[float, float]]:
+    """Steps of training and seconds since its start, where an episode of one of the environments ended."""
+    files = get_monitor_files(str(folder))
+    starts, tables = [], []
+    for name in files:
+        with open(name) as file:
+            starts.append(float(json.loads(file.readline()[1:])["t_start"]))
+            tables.append(pd.read_csv(file))
+    return [
+        (float(steps), start - min(starts) + float(seconds))
+        for start, table in zip(starts, tables, strict=True)
+        for steps, seconds in zip(table["l"].cumsum() * len(files), table["t"], strict=True)
     ]
 
 

@@ -140,7 +140,7 @@ def learning(suite: str) -> str:
     rows = []
     for experiment in EXPERIMENTS.values():
         found = finals(experiment) if experiment.suite == suite else {}
-        for actions, agents in found.items():
+        for kind, (actions, agents) in enumerate(found.items()):
             means = np.array([float(row["mean"]) for row in agents])
             seconds = [float(row["seconds"]) for row in agents if row["seconds"]]
             rows.append(
@@ -151,7 +151,7 @@ def learning(suite: str) -> str:
                     score(agents),
                     number(means.mean()),
                     number(means.std(ddof=1)) if len(means) > 1 else "",
-                    first_solved(experiment),
+                    first_solved(experiment) if kind == 0 else "",  # evaluations on the way were of one kind
                     experiment.published,
                     f"{np.median(seconds):.0f}" if seconds else "",
                 ]
@@ -215,9 +215,9 @@ def forgetting() -> str:
         found[buffer_size, remedy].append([sum(n_episodes), n_lost, *means])
     lines = []
     for tried, each in found.items():
-        n_episodes, _, *means = np.mean(each, 0)
-        lost = ", ".join(f"{n_lost:.0f}" for _, n_lost, *_ in each)
-        lines.append([*tried, f"{lost} of {n_episodes:.0f}", *(f"{mean:.2g}" for mean in means)])
+        means = np.mean(each, 0)[2:]
+        lost = ", ".join(f"{n_lost:.0f} of {n:.0f}" for n, n_lost, *_ in each)
+        lines.append([*tried, lost, *(f"{mean:.2g}" for mean in means)])
     measured = [
         "episodes below 475, by seed",
         "failures in the buffer",

@@ -5,8 +5,9 @@ Run experiments of `experiments.yml`, several at a time, and write their results
     python -m benchmarks.run --suite memory --seeds 4 5
     python -m benchmarks.run --list
 
-A run is one seed of one experiment, in a process of its own; its log is in logs/benchmarks/EXPERIMENT/SEED. Its rows
-are written when it ends; runs that have rows are left out, so that the same command goes on where it was stopped.
+A run is one seed of one experiment, in a process of its own; its log is in logs/benchmarks/EXPERIMENT/SEED, or in the
+folder that --results names. Its rows are written when it ends. The same command, without --again, leaves out runs that
+have rows. A run that was stopped begins anew, or, on Atari, goes on.
 """
 
 import argparse
@@ -19,8 +20,10 @@ import time
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import NamedTuple
 
+from filelock import FileLock, Timeout
 from tqdm import tqdm
 
 from benchmarks.experiments import ROOT, Experiment, command, load_experiments, prepare
@@ -43,6 +46,8 @@ class Running(NamedTuple):
     folder: Path
     process: "subprocess.Popen[bytes]"
     start: float
+    lock: FileLock
+    """held as long as the run is made"""
 
     def stop(self) -> None:
         """By a signal on which run-atari saves a checkpoint."""
@@ -85,8 +90,18 @@ def record(planned: Planned, outcome: Outcome, seconds: float, results: Path) ->
 
 
 def start(planned: Planned, options: argparse.Namespace) -> Running:
+    """
+    :raises RuntimeError: if another program is making this run
+    """
     experiment, seed = planned
-    folder = LOGS / experiment.name / str(seed)
+    logs = LOGS if options.results.resolve() == RESULTS else options.results / "logs"
+    folder = logs.absolute() / experiment.name / str(seed)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(f"{folder}.lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise RuntimeError(f"{planned}: another program is making this run, in {folder}") from None
     if options.again:  # else run-atari would go on from the checkpoint of the finished run
         shutil.rmtree(folder, ignore_errors=True)
     prepare(experiment, folder)
@@ -97,7 +112,7 @@ def start(planned: Planned, options: argparse.Namespace) -> Running:
         process = subprocess.Popen(
             line, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
         )
-    return Running(planned, folder, process, time.perf_counter())
+    return Running(planned, folder, process, time.perf_counter(), lock)
 
 
 def finish(run: Running, results: Path, late: bool) -> str:
@@ -116,11 +131,11 @@ def finish(run: Running, results: Path, late: bool) -> str:
     else:
         try:
             outcome = read_outcome(run.folder)
+            seconds = outcome.seconds or seconds
+            record(run.planned, outcome, seconds, results)
         except (ValueError, OSError) as error:
             reason = str(error)
         else:
-            seconds = outcome.seconds or seconds
-            record(run.planned, outcome, seconds, results)
             said = ", ".join(f"{score.mean} +/- {score.deviation} ({score.actions})" for score in outcome.scores)
             return f"{run.planned}: {said} in {seconds:.0f} s"
     last = "\n".join((run.folder / LOG).read_text(errors="replace").splitlines()[-15:])
@@ -136,7 +151,13 @@ def run_all(planned: Sequence[Planned], options: argparse.Namespace) -> list[Pla
         try:
             while waiting or running:
                 while waiting and len(running) < options.jobs:
-                    running.append(start(waiting.pop(0), options))
+                    try:
+                        running.append(start(waiting[0], options))
+                    except RuntimeError as error:
+                        failed.append(waiting[0])
+                        bar.write(str(error))
+                        bar.update()
+                    del waiting[0]
                 time.sleep(0.2)
                 for run in running.copy():
                     late = options.timeout is not None and time.perf_counter() - run.start > 3600 * options.timeout
@@ -148,6 +169,7 @@ def run_all(planned: Sequence[Planned], options: argparse.Namespace) -> list[Pla
                     except RuntimeError as error:
                         failed.append(run.planned)
                         bar.write(str(error))
+                    run.lock.release()
                     bar.update()
         finally:
             for run in running:
@@ -162,7 +184,7 @@ def plan(options: argparse.Namespace, experiments: dict[str, Experiment]) -> lis
     planned = []
     for each in {experiment.name: experiment for experiment in chosen}.values():
         finished = set() if options.again else finished_seeds(each, options.results)
-        planned += [Planned(each, seed) for seed in options.seeds or each.seeds if seed not in finished]
+        planned += [Planned(each, seed) for seed in dict.fromkeys(options.seeds or each.seeds) if seed not in finished]
     return planned
 
 
@@ -195,6 +217,8 @@ def parse(experiments: dict[str, Experiment]) -> argparse.Namespace:
         parser.error(f"the settings of {', '.join(lost)} were not kept")
     if not (options.names or options.suite or options.list):
         parser.error("give a NAME, --suite or --list")
+    if options.jobs < 1:
+        parser.error(f"--jobs must be at least 1, got {options.jobs}")
     if options.steps and options.results.resolve() == RESULTS:
         parser.error("--steps makes other experiments than those of the tables: give a folder for theirs by --results")
     return options
@@ -217,10 +241,17 @@ def main() -> int:
     planned = plan(options, experiments)
     missing = sorted({name for each, _ in planned for name in each.packages if not can_import(name)})
     if missing:
-        print(f"not installed: {', '.join(missing)}", file=sys.stderr)
+        print(f"not installed: {', '.join(missing)} (extras of pyproject.toml)", file=sys.stderr)
         return 2
     if not planned:
         print("Nothing to do: all these runs are finished (--again makes them again).")
+    else:
+        try:
+            options.results.mkdir(parents=True, exist_ok=True)
+            TemporaryFile(dir=options.results).close()
+        except OSError as error:  # noticed before the first run and not after it
+            print(f"--results must be a folder that can be written to: {error}", file=sys.stderr)
+            return 2
     failed = run_all(planned, options) if planned else []
     if failed:
         print("Failed:", *failed, sep="\n  ")
@@ -228,7 +259,8 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # which stops the runs too
+    for stop in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(stop, lambda number, frame: sys.exit(128 + number))  # which stops the runs too
     try:
         sys.exit(main())
     except KeyboardInterrupt:

@@ -1,6 +1,7 @@
 """
 Scores of the documentation's own snippets with other seeds: what a reader gets who runs them as printed. Left out are
-pages that only show how something is done, snippets of less than 20,000 steps, and Atari, which takes hours.
+pages that only show how something is done, snippets of less than 20,000 steps or without a seed, and Atari, which takes
+hours.
 
     python -m benchmarks.snippets [--seeds 11 12 13 14 15]
 """

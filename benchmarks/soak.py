@@ -66,6 +66,8 @@ def main() -> None:
     parser.add_argument("kinds", nargs="*", help=", ".join(KINDS))
     parser.add_argument("--minutes", type=float, default=30)
     options = parser.parse_args()
+    if unknown := set(options.kinds) - set(KINDS):
+        parser.error(f"KIND must be among {', '.join(KINDS)}, got {', '.join(unknown)}")
     context = get_context("spawn")
     counts = {kind: context.Value("q", 0) for kind in options.kinds or KINDS}
     processes = {kind: context.Process(target=train, args=(kind, counts[kind]), daemon=True) for kind in counts}

@@ -85,6 +85,21 @@ def interleaved(calls: Mapping[str, Callable[[], Any]], n_runs: int) -> dict[str
     return found
 
 
+def training_speeds(models: Mapping[str, Any], n_runs: int, steps: int) -> dict[str, list[float]]:
+    """Steps per second of each model's training, in turns. A run is of whole rollouts, and so may have more steps."""
+
+    def train(model: Any) -> float:
+        before = model.num_timesteps
+        took = seconds(lambda: model.learn(steps, log_interval=100, reset_num_timesteps=False))
+        return float(model.num_timesteps - before) / took
+
+    found: dict[str, list[float]] = {name: [] for name in models}
+    for _ in range(n_runs):
+        for name, model in models.items():
+            found[name].append(train(model))
+    return found
+
+
 def rivals(title: str) -> dict[str, Any]:
     name, n_envs, wrapper, policy, shared, peer, settings = PROGRAMS[title]
     return {
@@ -97,14 +112,10 @@ def programs(n_runs: int, steps: int) -> list[Measurement]:
     rows: list[Measurement] = []
     for title in PROGRAMS:
         models = rivals(title)
-        learns = {
-            algorithm: lambda model=model: model.learn(steps, log_interval=100, reset_num_timesteps=False)
-            for algorithm, model in models.items()
-        }
-        found = interleaved(learns, n_runs)
+        found = training_speeds(models, n_runs, steps)
         for algorithm, each in found.items():
-            rows += [(f"algorithms, {title}", algorithm, run, steps / took, "steps/s") for run, took in enumerate(each)]
-        ratio = statistics.median(theirs / ours for theirs, ours in zip(*found.values(), strict=True))
+            rows += [(f"algorithms, {title}", algorithm, run, speed, "steps/s") for run, speed in enumerate(each)]
+        ratio = statistics.median(ours / theirs for theirs, ours in zip(*found.values(), strict=True))
         print(f"{title}: {ratio:.2f} times the steps per second of {next(iter(models))}")
         shares = time_shares(models["ACER"], steps)
         print("  ", ", ".join(f"{part} {share:.1%}" for part, share in shares.items()))
@@ -272,13 +283,9 @@ def growth(n_runs: int, steps: int) -> list[Measurement]:
         if family == "buffer":  # full ones: what is sampled is spread over all of the memory
             for model in models.values():
                 fill(model)
-        learns = {
-            title: lambda model=model: model.learn(steps, log_interval=100, reset_num_timesteps=False)
-            for title, model in models.items()
-        }
-        for title, each in interleaved(learns, n_runs).items():
-            rows += [(f"growth, {family}", title, run, steps / took, "steps/s") for run, took in enumerate(each)]
-            print(f"{family}, {title}: {steps / statistics.median(each):,.0f} steps per second")
+        for title, each in training_speeds(models, n_runs, steps).items():
+            rows += [(f"growth, {family}", title, run, speed, "steps/s") for run, speed in enumerate(each)]
+            print(f"{family}, {title}: {statistics.median(each):,.0f} steps per second")
     return rows
 
 
@@ -326,7 +333,9 @@ def main() -> None:
     names = [*benchmarks, "training"]
     parser.add_argument("benchmarks", nargs="*", help=f"{', '.join(names)}; all of them by default")
     parser.add_argument("--runs", type=int, default=7)
-    parser.add_argument("--steps", type=int, default=4000, help="environment steps of a run")
+    parser.add_argument(
+        "--steps", type=int, default=4000, help="environment steps of a run; training makes 12 times as many"
+    )
     parser.add_argument("--experiments", nargs="+", metavar="NAME", default=TIMED, choices=EXPERIMENTS, help="to train")
     options = parser.parse_args()
     if unknown := set(options.benchmarks) - set(names):
@@ -334,7 +343,7 @@ def main() -> None:
     th.set_num_threads(1)
     for name in options.benchmarks or names:
         if name == "training":
-            record_speed(training(options.experiments, options.steps))
+            record_speed(training(options.experiments, options.steps), ["benchmark", "variant"])
         else:
             record_speed(benchmarks[name](options.runs, options.steps))
 

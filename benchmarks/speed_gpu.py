@@ -108,6 +108,8 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=4, help="of a run")
     options = parser.parse_args()
+    if unknown := set(options.benchmarks) - set(benchmarks):
+        parser.error(f"benchmarks must be among {', '.join(benchmarks)}, got {', '.join(unknown)}")
     th.set_num_threads(2)
     print(th.cuda.get_device_name(), th.__version__)
     for name in options.benchmarks or benchmarks:

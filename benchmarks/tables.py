@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import scipy  # whose parts are imported where they are first used
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).resolve().parent / "results"
 Row = dict[str, str]
 Measurement = tuple[str, str, int, float, str]
 """of speed: benchmark, variant, run, value, unit"""
@@ -81,11 +81,11 @@ def locked(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def record_speed(rows: Sequence[Measurement]) -> None:
-    """Write measurements in place of the former ones of the same benchmarks."""
+def record_speed(rows: Sequence[Measurement], keys: Sequence[str] = ("benchmark",)) -> None:
+    """Write measurements in place of the former ones that agree in ``keys``."""
     texts = [[benchmark, variant, str(run), f"{value:.6g}", unit] for benchmark, variant, run, value, unit in rows]
     table = [dict(zip(SPEED, text, strict=True)) for text in texts]
-    replace(RESULTS / "speed.csv", SPEED, table, ["benchmark"])
+    replace(RESULTS / "speed.csv", SPEED, table, keys)
 
 
 def interquartile_mean(values: np.ndarray) -> np.ndarray:

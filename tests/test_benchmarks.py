@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from filelock import FileLock
 
 from benchmarks import experiments, outcome, report, run, tables
 from sb3_acer import ACER
@@ -24,6 +25,13 @@ def test_every_agent_is_of_an_experiment(table: str) -> None:
         experiment = known[row["experiment"]]
         assert (experiment.algorithm, experiment.environment) == (row["algorithm"], row["environment"])
         assert (experiment.suite == "ablations") == (table == "ablations.csv")
+
+
+def test_experiments_have_the_seeds_of_their_results() -> None:
+    rows = [row for name in ("final.csv", "ablations.csv") for row in tables.read(tables.RESULTS / name)]
+    for experiment in experiments.load_experiments().values():
+        finished = {int(row["seed"]) for row in rows if row["experiment"] == experiment.name}
+        assert finished == set(experiment.seeds), experiment.name
 
 
 def test_list_of_algorithms_makes_an_experiment_of_each(tmp_path: Path) -> None:
@@ -65,8 +73,40 @@ def test_a_run_that_is_made_again_does_not_go_on_from_a_checkpoint(
     monkeypatch.setattr(run, "LOGS", tmp_path)
     monkeypatch.setattr(subprocess, "Popen", lambda line, **_: lines.append(line))
     for again in (False, True):
-        run.start(planned, argparse.Namespace(again=again, steps=0, device="cpu"))
+        options = argparse.Namespace(again=again, steps=0, device="cpu", results=tables.RESULTS)
+        run.start(planned, options).lock.release()
     assert ["--resume" in line for line in lines] == [True, False]
+
+
+def test_two_programs_do_not_make_one_run_and_other_results_have_other_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned = run.Planned(experiments.load_experiments()["pong"], 0)
+    monkeypatch.setattr(run, "LOGS", tmp_path / "logs")
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: None)
+    options = argparse.Namespace(again=False, steps=0, device="cpu", results=tables.RESULTS)
+    first = run.start(planned, options)
+    with pytest.raises(RuntimeError, match=r"^pong, seed 0: another program is making this run, in .*logs/pong/0$"):
+        run.start(planned, options)
+    trial = run.start(planned, argparse.Namespace(**{**vars(options), "results": tmp_path / "trial"}))
+    assert trial.folder == tmp_path / "trial" / "logs" / "pong" / "0"
+    first.lock.release()
+    run.start(planned, options).lock.release()
+
+
+def test_a_finished_run_whose_rows_cannot_be_written_does_not_end_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned = run.Planned(experiments.load_experiments()["pong"], 0)
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    (tmp_path / outcome.LOG).write_text("the log\n")
+    found = outcome.Outcome([outcome.Score("sampled", "1", "0")], 100, [], 5.0)
+    monkeypatch.setattr(run, "read_outcome", lambda folder: found)
+    (tmp_path / "results").write_text("a file in the place of the folder")
+    started = run.Running(planned, tmp_path, process, 0.0, FileLock(tmp_path / "lock"))
+    with pytest.raises(RuntimeError, match=r"pong, seed 0: .*results"):
+        run.finish(started, tmp_path / "results", late=False)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 10, 20])
@@ -105,6 +145,17 @@ def test_report_may_be_on_both_kinds_of_actions() -> None:
     report = "Evaluating over 100 episodes ({} actions)\nsome warning\nMean reward: {} +/- 0.50\n"
     text = report.format("deterministic", "1.00") + report.format("stochastic", "-2.00")
     assert outcome.REPORT.findall(text) == [("deterministic", "1.00", "0.50"), ("stochastic", "-2.00", "0.50")]
+
+
+def test_seconds_of_evaluations_are_those_of_the_steps_of_all_environments(tmp_path: Path) -> None:
+    """Of two environments one has had two episodes and one a long one when the first evaluation is made."""
+    for name, start, lines in (("0", 10, "1,10,1.0\n1,10,2.0\n"), ("1", 10.5, "1,30,2.5\n")):
+        (tmp_path / f"{name}.monitor.csv").write_text(f'#{{"t_start": {start}}}\nr,l,t\n{lines}')
+    np.savez(tmp_path / "evaluations.npz", timesteps=[20, 30, 50, 60], results=np.zeros((4, 5)))
+    seconds = [point.seconds for point in outcome.curve_of_evaluations(tmp_path / "evaluations.npz")]
+    np.testing.assert_allclose(seconds, [1, 1.5, 2.5, 3])
+    np.savez(tmp_path / "evaluations.npz", timesteps=[15], results=np.zeros((1, 5)))  # each step is four frames
+    assert np.isnan(outcome.curve_of_evaluations(tmp_path / "evaluations.npz")[0].seconds)
 
 
 def test_games_of_a_continued_run_follow_one_another(tmp_path: Path) -> None:
