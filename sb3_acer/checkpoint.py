@@ -26,6 +26,8 @@ _LOCK = ".checkpoint.lock"
 _PATIENCE = 10
 """seconds that a program waits for one that is about to end"""
 _MANIFEST = "manifest.json"
+_undamaged: set[Path] = set()
+"""checkpoints whose files this process has written, or compared with their checksums"""
 
 
 class Checkpoint(NamedTuple):
@@ -78,8 +80,7 @@ def find_undamaged(folder: str | Path) -> Checkpoint | None:
                 f"{path} could not be loaded: it was written by another version of sb3_acer, as {manifest['format']!r} "
                 f"and not as {FORMAT!r}"
             )
-        files = manifest["files"].items()
-        changed = [str(path / name) for name, written in files if _differs(path / name, *written)]
+        changed = _changed_files(path, manifest)
         if not changed:
             if damaged:
                 warn(f"{path} is loaded, since newer files are damaged: {', '.join(damaged)}")
@@ -114,6 +115,21 @@ def _read_manifest(path: Path) -> dict[str, Any] | None:
         return {**manifest, "format": str(manifest["format"]), "files": sizes}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return None
+
+
+def _changed_files(path: Path, manifest: dict[str, Any]) -> list[str]:
+    """The files of a checkpoint that are others than were written."""
+    files = manifest["files"].items()
+    changed = [str(path / name) for name, written in files if _differs(path / name, *written)]
+    if not changed:
+        _undamaged.add(path.resolve())
+    return changed
+
+
+def _is_undamaged(path: Path) -> bool:
+    """Whether this is a whole checkpoint. What this process knows is not read again, but sizes are compared."""
+    found = checkpoint_at(path)
+    return found is not None and (path.resolve() in _undamaged or not _changed_files(path, found.manifest))
 
 
 def _differs(path: Path, size: int, checksum: int) -> bool:
@@ -190,11 +206,13 @@ def new_checkpoint(folder: str | Path, manifest: dict[str, Any], keep: int) -> I
                 file.write(json.dumps({"format": FORMAT, **manifest, "files": files}, indent=1).encode())
             _flush(unfinished)
             number = 1 + max(map(_number, _all_checkpoints(folder)), default=0)
-            move(unfinished, folder / f"checkpoint_{number}_{manifest['num_timesteps']}_steps")
+            new = folder / f"checkpoint_{number}_{manifest['num_timesteps']}_steps"
+            move(unfinished, new)
+            _undamaged.add(new.resolve())
             _flush(folder)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
-        whole = [path for path in _all_checkpoints(folder) if checkpoint_at(path) is not None]
+        whole = [path for path in _all_checkpoints(folder) if _is_undamaged(path)]
         with suppress(OSError):  # Windows keeps what another program reads; the next checkpoint deletes it
             for old in whole[:-keep]:
                 old.rename(unfinished)  # in one step: what is left of it if the program is killed is no checkpoint

@@ -385,7 +385,7 @@ class ResumableAlgorithm(DataParallelAlgorithm):
                 f"{found.path.parent} has checkpoints of one that started at step {began}"
             )
         saved = self._load_checkpoint(found, self.env, self.device)
-        self._require_same_arguments(saved)
+        self._require_same_arguments(saved, found.path.parent)
         of_call = ("_checkpoints", "_log_interval", "_early_logs", "_use_masking")
         own = ("lr_schedule", "_own_schedule", "_logger", "_custom_logger", "verbose", "tensorboard_log", *of_call)
         saved._restore_env(found)
@@ -398,12 +398,12 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         if self.verbose and distributed.rank() == 0:
             print(f"Continuing from {found.path}, saved at step {self.num_timesteps}")
 
-    def _require_same_arguments(self, saved: "ResumableAlgorithm") -> None:
+    def _require_same_arguments(self, saved: "ResumableAlgorithm", folder: Path) -> None:
         """A run continues with the arguments that it was begun with."""
         theirs = {**comparable_arguments(saved), **(saved._arguments or {})}
         for name, given in comparable_arguments(self).items():
             is_same = given == theirs[name] or (name == "seed" and given is None)
-            require(is_same, name, f"{theirs[name]!r}, as in the checkpoint that learn continues", given)
+            require(is_same, name, f"{theirs[name]!r}, as in the checkpoint that learn continues in {folder}", given)
 
     def _training_state(self, with_env: bool) -> tuple[dict[str, Any], str]:
         """

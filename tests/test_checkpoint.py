@@ -160,6 +160,17 @@ def test_an_old_checkpoint_that_cannot_be_deleted_is_deleted_later(
     assert names(tmp_path) == ["checkpoint_3_30_steps"]
 
 
+def test_a_damaged_checkpoint_is_kept_beside_as_many_good_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for steps in (10, 20):
+        write(tmp_path, steps)
+    (tmp_path / "checkpoint_2_20_steps" / "first").write_bytes(b"y" * 20)  # as long as before
+    monkeypatch.setattr(checkpoint, "_undamaged", set())  # as another process finds it
+    write(tmp_path, 30)
+    assert names(tmp_path) == [f"checkpoint_{number}_{number}0_steps" for number in (1, 2, 3)]
+    write(tmp_path, 40)
+    assert names(tmp_path) == [f"checkpoint_{number}_{number}0_steps" for number in (2, 3, 4)]
+
+
 def test_folders_of_the_user_stay(tmp_path: Path) -> None:
     for name in ("unfinished", "checkpoint_1_1_steps", "mine"):
         (tmp_path / name).mkdir()

@@ -185,7 +185,8 @@ def train(arguments: list[str]) -> None:
     Besides the arguments of rl-zoo there are two for ACER. --checkpoint-freq N saves all of training every N steps and
     when it ends, in the folder of the run. --resume continues the newest run of the environment that has such a
     checkpoint, and --resume 3 that in ENV_3, to the bit as if it had not been interrupted, with that run's arguments.
-    Some may be changed by giving them after --resume: -n, -params n_envs:N, and those of evaluations and logs.
+    Some may be changed by giving them after --resume: -n, -params n_envs:N, and those of evaluations, logs, saving and
+    the machine.
 
     Several processes train one agent together: torchrun --nproc-per-node N -m sb3_acer train ... Each has environments
     and a replay buffer of its own; --n-timesteps counts the steps of all. What torchrun restarts (--max-restarts)
