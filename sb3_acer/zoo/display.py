@@ -1,5 +1,6 @@
 """Videos and image files instead of windows, for machines without a screen."""
 
+import inspect
 import os
 import sys
 from collections.abc import Iterator
@@ -11,7 +12,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
+import gymnasium as gym
 import numpy as np
+from gymnasium.envs.registration import load_env_creator
 from matplotlib import pyplot as plt
 from rl_zoo3.utils import create_test_env
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
@@ -98,6 +101,14 @@ def write_film(frames: list[np.ndarray], fps: float, path: Path) -> Path:
         first, *rest = (Image.fromarray(frame) for frame in frames)
         first.save(video, save_all=True, append_images=rest, duration=round(1000 / fps), loop=0)
     return video
+
+
+def takes_render_mode(env_id: str) -> bool:
+    """Whether ``gymnasium.make`` can hand on the ``render_mode`` with which an environment is watched."""
+    entry_point: Any = gym.spec(env_id).entry_point
+    creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
+    parameters = inspect.signature(creator).parameters.values()
+    return any(each.name == "render_mode" or each.kind is each.VAR_KEYWORD for each in parameters)
 
 
 def watchable_env(env_id: str, *, should_render: bool, **kwargs: Any) -> VecEnv:

@@ -37,6 +37,7 @@ from sb3_acer.checkpoint import has_checkpoints
 from sb3_acer.checks import check_integer, require
 from sb3_acer.hyperparams import ENTRIES_FILE, hyperparams
 from sb3_acer.storage import replacing
+from sb3_acer.zoo.display import takes_render_mode
 from sb3_acer.zoo.masking import evaluate_policy
 from sb3_acer.zoo.mistakes import check_counts
 from sb3_acer.zoo.plots import learning_curve
@@ -218,7 +219,8 @@ class Experiment(ExperimentManager):
             env = super().create_envs(n_envs, eval_env, no_log)
         for index, start in enumerate(starts):
             env.set_attr("t_start", start, index)
-        self.draws_itself = bool(env.get_attr("metadata")[0].get("render_modes"))
+        has_modes = bool(env.get_attr("metadata")[0].get("render_modes"))
+        self.draws_itself = has_modes and takes_render_mode(self.env_name.gym_id)
         return env
 
     def _monitor_starts(self, n_envs: int) -> list[float]:

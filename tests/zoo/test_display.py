@@ -17,6 +17,21 @@ from tests.zoo.conftest import (
 )
 
 
+class Silent(gym.Env[Any, Any]):
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 30}  # noqa: RUF012
+
+
+def test_an_environment_is_watched_only_if_it_can_be_made_with_a_render_mode() -> None:
+    makers: dict[str, Any] = {"Silent-v0": Silent, "Loud-v0": lambda **kwargs: Silent()}
+    for name, maker in makers.items():
+        gym.register(name, maker)
+    try:
+        found = [display.takes_render_mode(name) for name in ("Silent-v0", "Loud-v0", "CartPole-v1", "Ant-v5")]
+    finally:
+        del gym.registry["Silent-v0"], gym.registry["Loud-v0"]
+    assert found == [False, True, True, True]
+
+
 @pytest.mark.parametrize(
     ("screen", "should_render", "filmed"), [("", True, True), ("", False, False), (":0", True, False)]
 )
