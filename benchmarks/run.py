@@ -5,9 +5,9 @@ Run experiments of `experiments.yml`, several at a time, and write their results
     python -m benchmarks.run --suite memory --seeds 4 5
     python -m benchmarks.run --list
 
-A run is one seed of one experiment, in a process of its own; its log is in logs/benchmarks/EXPERIMENT/SEED, or in the
-folder that --results names. Its rows are written when it ends. The same command, without --again, leaves out runs that
-have rows. A run that was stopped begins anew, or, on Atari, goes on.
+A run is one seed of one experiment, in a process of its own; its log is in logs/benchmarks/EXPERIMENT/SEED, or, with
+--results FOLDER, in FOLDER/logs/EXPERIMENT/SEED. Its rows are written when it ends. The same command without --again
+leaves out runs that have rows. A run that was stopped begins anew, and one of Atari goes on.
 """
 
 import argparse

@@ -148,7 +148,7 @@ def test_report_may_be_on_both_kinds_of_actions() -> None:
 
 
 def test_seconds_of_evaluations_are_those_of_the_steps_of_all_environments(tmp_path: Path) -> None:
-    """Of two environments one has had two episodes and one a long one when the first evaluation is made."""
+    """One of two environments ends episodes after 10 and 20 of its steps, the other after 30."""
     for name, start, lines in (("0", 10, "1,10,1.0\n1,10,2.0\n"), ("1", 10.5, "1,30,2.5\n")):
         (tmp_path / f"{name}.monitor.csv").write_text(f'#{{"t_start": {start}}}\nr,l,t\n{lines}')
     np.savez(tmp_path / "evaluations.npz", timesteps=[20, 30, 50, 60], results=np.zeros((4, 5)))
