@@ -202,6 +202,15 @@ def in_a_fork(run: Callable[[], None], seconds: float | None = None) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
+EXTRAS = (
+    *("ale_py", "cv2", "yaml"),
+    *("rl_zoo3", "optuna", "tqdm", "rich", "tensorboard", "moviepy", "requests", "seaborn", "scipy"),
+    *("Box2D", "mujoco", "minigrid", "popgym", "minatar"),
+    *("onnx", "onnxscript", "onnxruntime"),
+)
+"""What the extras install, by the names that a program imports."""
+
+
 def in_a_fork_without(packages: Iterable[str], run: Callable[[], None]) -> int:
     """
     Status of a process that runs the function where these packages cannot be imported, and where nothing of this

@@ -8,9 +8,7 @@ import pytest
 
 from sb3_acer import __version__
 from sb3_acer.__main__ import OWN, SUMMARIES, main
-from tests.helpers import in_a_fork_without
-
-OPTIONAL = ("rl_zoo3", "optuna", "moviepy", "rich", "tqdm", "seaborn", "scipy", "ale_py", "cv2", "onnx", "yaml")
+from tests.helpers import EXTRAS, in_a_fork_without
 
 
 def run(*arguments: str) -> int:
@@ -51,6 +49,6 @@ def test_help_needs_no_extra(monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capt
             runpy.run_module("sb3_acer", run_name="__main__")
 
     monkeypatch.setattr(sys, "argv", ["sb3-acer", "--help"])
-    status, (printed, said) = in_a_fork_without(OPTIONAL, print_help), capfd.readouterr()
+    status, (printed, said) = in_a_fork_without(EXTRAS, print_help), capfd.readouterr()
     assert (status, said) == (0, "")
     assert "usage: sb3-acer COMMAND" in printed

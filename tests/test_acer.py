@@ -87,7 +87,8 @@ def flat_average(model: ACER) -> th.Tensor:
 
 
 def trained(**changes: Any) -> ACER:
-    return small(make_vec_env("CartPole-v1", n_envs=2, seed=0), **changes).learn(80)
+    """With a learning rate that has not come to 0, so that another update moves it."""
+    return small(make_vec_env("CartPole-v1", n_envs=2, seed=0), **{"lr_schedule": "constant", **changes}).learn(80)
 
 
 def a_batch(model: ACER) -> SequenceBatch:
@@ -106,7 +107,7 @@ def test_ratios_on_policy_are_one() -> None:
 
 @with_and_without_recurrence
 def test_a_batch_of_copies_gives_the_gradient_of_one(recurrence: dict[str, Any]) -> None:
-    model = trained(**recurrence)
+    model = trained(learning_rate=0.0, alpha=1.0, max_grad_norm=None, **recurrence)  # both updates are of one policy
     batch = a_batch(model)
     copies = SequenceBatch(
         observations=th.cat([batch.observations] * 4, 1),  # type: ignore[list-item]
@@ -123,14 +124,13 @@ def test_a_batch_of_copies_gives_the_gradient_of_one(recurrence: dict[str, Any])
         envs=np.tile(batch.envs, 4),
     )
     assert not len(batch.final_steps)
-    before = {name: parameter.detach().clone() for name, parameter in model.policy.named_parameters()}
-    slots = model.policy.optimizer.state_dict()
-    model.update(batch)
-    one = flat(model)
-    model.policy.load_state_dict(before)
-    model.policy.optimizer.load_state_dict(slots)
-    model.update(copies)
-    np.testing.assert_allclose(flat(model).numpy(), one.numpy(), rtol=1e-5, atol=1e-7)
+    of_batches = []
+    for each in (batch, copies):
+        model.update(each)
+        of_batches.append([gradient.clone() for gradient in model.policy.flat.gradients()])
+    for of_one, of_copies in zip(*of_batches, strict=True):
+        assert of_one.any()
+        th.testing.assert_close(of_copies, of_one, rtol=1e-4, atol=1e-6)
 
 
 @with_and_without_recurrence
@@ -203,15 +203,18 @@ def test_gradients_are_clipped_to_the_norm_and_not_at_all_for_none() -> None:
         assert norm.item() == pytest.approx(1e-3 if max_grad_norm else update.grad_norm, rel=1e-4)
 
 
-@pytest.mark.parametrize("terminates", [False, True])
-def test_a_time_limit_is_no_terminal_state(terminates: bool) -> None:
-    """A reward of 1 for ever is worth 1 / (1 - gamma) = 10; for ten steps, sum 0.9^t, 6.5 at the first of them."""
-    env = make_vec_env(Constant, n_envs=4, env_kwargs={"terminates": terminates})
-    model = small(env, n_steps=10, gamma=0.9, learning_rate=1e-2, lr_schedule="constant", replay_ratio=4)
+@pytest.mark.parametrize("handled", [True, False])
+def test_a_time_limit_is_no_terminal_state_unless_the_buffer_takes_it_for_one(handled: bool) -> None:
+    """
+    A reward of 1 for ever is worth 1 / (1 - gamma) = 10. With a terminal state after ten steps, which look alike, it is
+    worth the mean of sum 0.9^t over 1 to 10 steps: 4.1.
+    """
+    arguments: dict[str, Any] = {"n_steps": 10, "gamma": 0.9, "learning_rate": 1e-2, "lr_schedule": "constant"}
+    kwargs = {"handle_timeout_termination": handled}
+    model = small(make_vec_env(Constant, n_envs=4), replay_ratio=4, replay_buffer_kwargs=kwargs, **arguments)
     model.learn(2000)
-    # the state is the same at all ten steps: with terminal states its value is at most that of the first step
     reached = model.policy.predict_values(th.ones(1, 1), th.zeros(1, 0)).item()
-    assert reached < 6.5 if terminates else reached == pytest.approx(10.0, abs=0.5)
+    assert reached == pytest.approx(10.0 if handled else 4.1, abs=0.5)
 
 
 @pytest.mark.parametrize("handled", [True, False])
@@ -278,9 +281,9 @@ def test_the_learning_rate_falls_to_zero_and_never_below(learning_rate: Any) -> 
 
     model = small(make_vec_env("CartPole-v1", n_envs=4), n_steps=7, learning_rate=learning_rate)
     model.learn(201, Watch())  # the last rollout runs past the end
+    rates.append(model.policy.optimizer.param_groups[0]["lr"])
     assert rates == sorted(rates, reverse=True)
-    assert min(rates) >= 0
-    assert rates[-1] < 0.3 * rates[0]
+    assert rates[-1] == 0
 
 
 @pytest.mark.parametrize(
@@ -1056,20 +1059,6 @@ def test_policy_kwargs_may_be_given_again_to_load_but_not_others(recurrence: dic
     assert ACER.load(tmp_path / "agent", policy_kwargs=given).policy_kwargs == model.policy_kwargs
     with pytest.raises(ValueError, match=r"must be those of the saved agent, .* got \{.net_arch.: \[9\]\}"):
         ACER.load(tmp_path / "agent", policy_kwargs={"net_arch": [9]})
-
-
-def test_observations_and_rewards_are_stored_raw_and_normalised_when_sampled() -> None:
-    env = VecNormalize(make_vec_env(Recorder, n_envs=2))
-    model = small(env)
-    model.learn(100)
-    raw, normalised = model.replay_buffer.latest(), model.replay_buffer.latest(env)
-    assert raw.rewards.max() == 50
-    assert isinstance(raw.observations, th.Tensor)
-    assert isinstance(normalised.observations, th.Tensor)
-    expected = env.normalize_obs(raw.observations.numpy())
-    assert isinstance(expected, np.ndarray)
-    np.testing.assert_allclose(normalised.observations.numpy(), expected, rtol=1e-6)
-    np.testing.assert_allclose(normalised.rewards.numpy(), env.normalize_reward(raw.rewards.numpy()), rtol=1e-6)
 
 
 @pytest.mark.parametrize("wrapper", [lambda env: env, VecMonitor], ids=["VecNormalize", "VecMonitor of VecNormalize"])
@@ -2265,21 +2254,9 @@ def test_mask_is_another_name_for_episode_start() -> None:
         model.predict(observation, state, starts, mask=starts)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"state": np.zeros((3, 32))}, r"state must be of shape \(2, 32\), got \(3, 32\)"),
-        ({"state": np.zeros((2, 31))}, r"state must be of shape \(2, 32\), got \(2, 31\)"),
-        ({"state": np.zeros((2, 2, 16))}, r"state must be of shape \(2, 32\), got \(2, 2, 16\)"),
-        ({"episode_start": np.zeros(3)}, r"episode_start must be of shape \(2,\), got \(3,\)"),
-        ({"mask": np.zeros((2, 1))}, r"episode_start must be of shape \(2,\), got \(2, 1\)"),
-    ],
-)
-def test_recurrent_states_and_episode_starts_of_another_shape_are_refused(
-    arguments: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        recurrent_agent().predict(np.zeros((2, 4), np.float32), **arguments)
+def test_a_mask_of_another_shape_is_refused_as_the_episode_starts_that_it_stands_for() -> None:
+    with pytest.raises(ValueError, match=r"episode_start must be of shape \(2,\), got \(2, 1\)"):
+        recurrent_agent().predict(np.zeros((2, 4), np.float32), mask=np.zeros((2, 1)))
 
 
 @pytest.mark.parametrize("n_envs", [1, 3])

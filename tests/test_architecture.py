@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import sb3_acer
-from tests.helpers import in_a_fork_without
+from tests.helpers import EXTRAS, in_a_fork_without
 
 PACKAGE = Path(sb3_acer.__file__).parent
 
@@ -91,22 +91,6 @@ TOPICS: dict[str, set[str]] = {
     "zoo": {"__init__", "__main__", "atari", "hyperparams", "sb2_compat"},
     "hyperparams": set(),
 }
-OPTIONAL = (
-    "rl_zoo3",
-    "optuna",
-    "matplotlib",
-    "moviepy",
-    "rich",
-    "tqdm",
-    "tensorboard",
-    "ale_py",
-    "cv2",
-    "onnx",
-    "onnxruntime",
-    "onnxscript",
-    "seaborn",
-    "scipy",
-)
 
 
 def imported(path: Path) -> set[str]:
@@ -115,7 +99,8 @@ def imported(path: Path) -> set[str]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
+        elif isinstance(node, ast.ImportFrom):
+            assert node.module and not node.level, f"{path} has a relative import"  # noqa: PT018
             names.add(node.module)
             names |= {f"{node.module}.{alias.name}" for alias in node.names if is_module(f"{node.module}.{alias.name}")}
     return names
@@ -163,7 +148,7 @@ def test_the_mathematics_knows_torch_and_no_more() -> None:
     assert imported(PACKAGE / "estimators.py") == {"torch"}
 
 
-def test_the_tests_mirror_the_package() -> None:
+def test_every_test_file_is_of_a_file_of_the_package() -> None:
     tests = Path(__file__).parent
     for path in tests.rglob("test_*.py"):
         tested = PACKAGE / path.relative_to(tests).with_name(path.name.removeprefix("test_"))
@@ -182,4 +167,4 @@ def test_the_library_imports_no_optional_dependency() -> None:
     def learn() -> None:
         import_module("sb3_acer").ACER("MlpPolicy", "CartPole-v1").learn(40)
 
-    assert in_a_fork_without(OPTIONAL, learn) == 0
+    assert in_a_fork_without((*EXTRAS, "matplotlib"), learn) == 0

@@ -44,7 +44,7 @@ def test_the_least_integer_is_one_by_default() -> None:
 @pytest.mark.parametrize(
     "value", [4, 0, -1, 7.0, 7.5, "7", None, True, False, np.bool_(True), math.nan, [7], np.ones(2)]
 )
-def test_other_integers_and_what_is_none_is_refused(value: Any) -> None:
+def test_smaller_integers_and_what_is_no_integer_are_refused(value: Any) -> None:
     with pytest.raises(ValueError, match=message("an integer of at least 5", value)):
         check_integer("size", value, 5)
 
@@ -57,7 +57,7 @@ def test_numbers_in_an_interval_come_back_unchanged(value: Any) -> None:
 @pytest.mark.parametrize(
     "value", [-0.01, 1.01, math.nan, math.inf, -math.inf, "0.5", None, True, np.bool_(False), [0.5]]
 )
-def test_numbers_outside_an_interval_and_what_is_none_is_refused(value: Any) -> None:
+def test_numbers_outside_an_interval_and_what_is_no_number_are_refused(value: Any) -> None:
     with pytest.raises(ValueError, match=message("a number in [0, 1]", value)):
         check_number("size", value, 0, 1)
 

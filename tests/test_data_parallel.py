@@ -337,10 +337,12 @@ def test_a_rank_that_is_killed_in_training_is_named() -> None:
         assert str(result).startswith("RankError: training stops: rank 1 (process ")
 
 
-def test_checkpoint_callbacks_are_of_rank_0(tmp_path: Path) -> None:
+@pytest.mark.parametrize("in_a_list", [False, True])
+def test_checkpoint_callbacks_are_of_rank_0(in_a_list: bool, tmp_path: Path) -> None:
     def act(rank: int) -> bool:
         folder = tmp_path / str(rank)
-        make_model().learn(64, [CheckpointCallback(8, str(folder))])
+        callback = CheckpointCallback(8, str(folder))
+        make_model().learn(64, [CallbackList([callback]) if in_a_list else callback])
         return folder.exists()
 
     assert on_ranks(act) == [True, False]
@@ -671,12 +673,3 @@ def test_episodes_and_successes_are_counted_without_monitor_too() -> None:
         return model._episode_num, [*(model.ep_success_buffer or [])]
 
     assert on_ranks(act) == [(8, [True] * 8)] * 2  # two of 7 steps in each of four environments
-
-
-def test_checkpoint_callbacks_in_lists_of_lists_are_of_rank_0(tmp_path: Path) -> None:
-    def act(rank: int) -> bool:
-        folder = tmp_path / str(rank)
-        make_model().learn(64, [CallbackList([CheckpointCallback(8, str(folder))])])
-        return folder.exists()
-
-    assert on_ranks(act) == [True, False]

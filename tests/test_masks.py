@@ -545,18 +545,20 @@ def test_a_pickled_environment_has_masks_of_final_observations_too() -> None:
 
 @pytest.mark.parametrize("first", [True, False])
 def test_masking_can_be_switched_between_two_calls_and_steps_without_masks_have_all_actions_valid(first: bool) -> None:
-    env = doors(1)
-    env.env_method("set_wrapper_attr", "table", np.ones_like(Doors().table))  # any action is accepted
+    env, own = doors(1), Doors().table
     agent = make_agent(env)
-    agent.learn(60, use_masking=first)
-    assert (every_sequence(agent).masks is None) == (not first)
-    env.env_method("set_wrapper_attr", "table", Doors().table if not first else np.ones_like(Doors().table))
-    agent.learn(60, use_masking=not first, reset_num_timesteps=False)
+    for use_masking, resets in ((first, True), (not first, False)):
+        table = own if use_masking else np.ones_like(own)  # without masks any action is accepted
+        env.env_method("set_wrapper_attr", "table", table)
+        agent.learn(60, use_masking=use_masking, reset_num_timesteps=resets)
+        if resets:
+            assert (every_sequence(agent).masks is None) == (not first)
     masks = th.as_tensor(every_sequence(agent).masks)
     assert masks.shape[1] == 20
-    if not first:
-        assert bool(masks[:-1, :10].all())
-        assert not bool(masks[:, 10:].all())
+    halves = masks[:-1, :10], masks[:-1, 10:]
+    masked, unmasked = halves if first else halves[::-1]
+    assert bool(unmasked.all())
+    assert not bool(masked.all())
 
 
 def test_environments_without_masks_store_none_and_learn_the_same_with_and_without_masking() -> None:
@@ -635,15 +637,9 @@ def test_training_with_masks_continues_from_a_checkpoint_to_the_bit(tmp_path: Pa
     assert_masks_are_those_of_the_states(continued, Doors().table)
 
 
-def test_burn_in_leaves_out_the_masks_of_the_first_steps() -> None:
+def test_recurrent_policies_learn_with_masks_and_burn_in() -> None:
     agent = make_agent(doors(), "MlpLstmPolicy", burn_in=4, learning_rate=1e-3)
     agent.learn(3 * 60)
-    batch = every_sequence(agent)
-    rest = batch.after(4, batch.states)
-    assert rest.masks is not None
-    assert rest.final_masks is not None
-    assert th.equal(rest.masks, batch.masks[4:])  # type: ignore[index]
-    assert len(rest.final_masks) == len(rest.final_steps)
     assert all(bool(parameter.isfinite().all()) for parameter in agent.policy.parameters())
 
 
@@ -669,16 +665,6 @@ def test_masks_of_the_last_row_are_those_of_its_state_whatever_info_says_of_an_e
             states = th.as_tensor(batch.observations)[-1].argmax(-1)
             assert th.equal(batch.masks[-1], th.from_numpy(Doors().table)[states])
     assert n_rows > 5
-
-
-def test_burn_in_keeps_the_final_masks_of_the_steps_that_remain() -> None:
-    agent = make_agent(doors(), "MlpLstmPolicy").learn(360)
-    batch = every_sequence(agent)
-    rest = batch.after(3, batch.states)
-    assert 0 < len(rest.final_steps) < len(batch.final_steps)
-    states = th.as_tensor(rest.final_observations).argmax(-1)
-    assert rest.final_masks is not None
-    assert th.equal(rest.final_masks, th.from_numpy(Doors().table)[states])
 
 
 def test_all_parts_of_final_observations_are_stored() -> None:
@@ -829,8 +815,8 @@ def test_a_state_without_valid_actions_is_an_error_that_names_environment_and_st
     assert agent.replay_buffer.step == 1
     assert agent.replay_buffer.size() == 6
     assert agent.num_timesteps == 16
-    agent.env = DummyVecEnv([Doors])
-    agent.replay_buffer.end_episodes()  # and can go on
+    agent.set_env(DummyVecEnv([lambda: Doors(spaces.MultiDiscrete([3, 2]))] * 2))
+    assert agent.learn(24, reset_num_timesteps=False).num_timesteps >= 40
 
 
 def test_a_step_that_is_refused_where_a_callback_stops_is_followed_by_a_reset() -> None:

@@ -403,7 +403,8 @@ class Adam2(th.optim.Adam):
 def test_a_saved_agent_goes_on_with_the_same_steps(optimizer_class: type[th.optim.Optimizer], tmp_path: Any) -> None:
     env = DummyVecEnv([lambda: gym.make("CartPole-v1")])
     policy_kwargs = {"net_arch": [8], "optimizer_class": optimizer_class}
-    model = ACER(OwnModule, env, n_steps=5, replay_start=10, seed=0, policy_kwargs=policy_kwargs, device="cpu")
+    arguments: dict[str, Any] = {"n_steps": 5, "replay_start": 10, "lr_schedule": "constant", "seed": 0}
+    model = ACER(OwnModule, env, policy_kwargs=policy_kwargs, device="cpu", **arguments)
     model.learn(40)
     assert model.policy.state_dict()["pi_net.0.temperature"].item() != 1
     model.save(tmp_path / "agent")

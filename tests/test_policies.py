@@ -21,7 +21,9 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from sb3_acer import ACER, policies
-from sb3_acer.heads import DuelingHead, QHead
+from sb3_acer.distributions import make_family
+from sb3_acer.heads import CriticOutput, DuelingHead, QHead
+from sb3_acer.mlp import ACTIVATIONS
 from sb3_acer.policies import (
     ACERPolicy,
     CnnPolicy,
@@ -32,7 +34,7 @@ from sb3_acer.policies import (
 )
 from sb3_acer.recurrent import LSTM, LayerNormLSTM
 from sb3_acer.sequences import SequenceBatch
-from tests.helpers import WithDropout
+from tests.helpers import WithDropout, normal, uniform
 
 Space = spaces.Space[Any]
 Obs = th.Tensor | dict[str, th.Tensor]
@@ -424,6 +426,33 @@ def test_a_backward_pass_releases_the_activations_and_cannot_be_repeated() -> No
     assert kept() is None
     with pytest.raises(ValueError, match="backward must be called once for each evaluation, got another call"):
         found.backward(*gradients)
+
+
+@pytest.mark.parametrize("activation_fn", list(ACTIVATIONS))
+def test_gradients_of_the_dueling_head_are_the_slopes_of_its_q_values(activation_fn: type[nn.Module]) -> None:
+    rng = np.random.default_rng(0)
+    head = DuelingHead(make_family(ACTIONS["Box"]), 4, activation_fn).double()
+    n_actions = head.family.n_components
+    stats = th.cat((normal(rng, 6, n_actions), 0.5 + uniform(rng, 6, n_actions)), -1)
+    actions, outputs, weights = normal(rng, 3, 2, n_actions), normal(rng, 6, 5), normal(rng, 3, 2)
+    layers = head.action.weight, head.advantage.weight
+
+    def output() -> CriticOutput:
+        found: CriticOutput = head(outputs, stats, actions, 2, np.random.default_rng(1))
+        return found
+
+    for layer in layers:
+        layer.grad = th.zeros_like(layer)
+    with th.no_grad():
+        gradients = [output().backward(weights, None), *(layer.grad for layer in layers)]
+        for tensor, gradient in zip((outputs, *layers), gradients, strict=True):
+            numbers = tensor.view(-1)
+            for i, slope in enumerate(th.as_tensor(gradient).flatten().tolist()):
+                sums = []
+                for change in (1e-6, -2e-6, 1e-6):
+                    numbers[i] += change
+                    sums.append(float((output().q_values * weights).sum()))
+                assert slope == pytest.approx((sums[0] - sums[1]) / 2e-6, rel=1e-5, abs=1e-7)
 
 
 # Statistics and observations

@@ -30,7 +30,7 @@ from sb3_acer.policies import (
 )
 from sb3_acer.recurrent import GRU, LSTM, Gated, Identity, LayerNormLSTM, make_segments
 from sb3_acer.sequences import SequenceBatch
-from tests.helpers import close, normal
+from tests.helpers import WithDropout, close, normal
 from tests.reference import recurrent_step
 from tests.test_policies import (
     ACTIONS,
@@ -488,11 +488,6 @@ def test_each_step_is_evaluated_as_if_alone_from_its_recurrent_state(
         for name, of_all, of_one in zip(Evaluation._fields[:-1], whole[:-1], alone[:-1], strict=True):
             assert of_all[t, b].shape == of_one[0, 0].shape, name
             close(of_all[t, b], of_one[0, 0], 1e-5)
-
-
-class WithDropout(FlattenExtractor):
-    def forward(self, observations: th.Tensor) -> th.Tensor:
-        return nn.functional.dropout(super().forward(observations), 0.5, self.training)
 
 
 def test_warming_up_equals_acting_and_has_no_dropout() -> None:

@@ -203,7 +203,7 @@ def test_a_missing_rom_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 
 @pytest.mark.parametrize("action", [-1, 6])
-def test_an_action_that_is_none_is_refused(action: int, pong: AtariVecEnv) -> None:
+def test_an_action_outside_the_space_is_refused(action: int, pong: AtariVecEnv) -> None:
     """ale-py would wait forever."""
     pong.reset()
     with pytest.raises(ValueError, match=r"actions must be elements of Discrete\(6\)"):

@@ -41,7 +41,7 @@ def test_a_storage_is_named_as_every_folder_can(storage: str, whole: str, shell:
     assert study.whole_path(storage) == whole.format(here=shell)
 
 
-def test_a_storage_that_is_none_is_one_line(shell: Path) -> None:
+def test_a_storage_that_is_neither_a_log_nor_a_url_is_one_line(shell: Path) -> None:
     with pytest.raises(SystemExit, match=r"--storage must end in \.log or be the URL of a database, got 'study\.db'$"):
         commands.main(["tune", "--storage", "study.db"])
 
@@ -125,9 +125,12 @@ def postgresql(name: str) -> str:
     return found
 
 
-@pytest.fixture
-def server() -> Iterator[str]:
-    """URL of a new database, on a server that is reached by a file and not by a port."""
+@pytest.fixture(params=["sqlite", "postgresql"])
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """URL of a new database: a file, or on a server that is reached by a file and not by a port."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path}/study.db"
+        return
     pytest.importorskip("psycopg", reason="needs a driver of PostgreSQL: pip install psycopg[binary]")
     initdb, pg_ctl = postgresql("initdb"), postgresql("pg_ctl")
     as_user: dict[str, Any] = {"user": "postgres", "group": "postgres"} if os.geteuid() == 0 else {}
@@ -147,7 +150,7 @@ def server() -> Iterator[str]:
 def test_the_trial_of_a_worker_that_is_killed_is_run_again_by_another(
     server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two workers in folders of their own on a PostgreSQL server; the first dies in the midst of its first trial."""
+    """Two workers in folders of their own; the first dies in the midst of its first trial."""
     here, there = tmp_path / "here", tmp_path / "there"
     monkeypatch.setattr(study, "HEARTBEAT", 1)
     objective = ExperimentManager.objective
