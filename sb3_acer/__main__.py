@@ -1,10 +1,10 @@
 """``python -m sb3_acer``, which is also the console script ``sb3-acer``."""
 
-import os
 import sys
 from importlib import import_module
 
 from sb3_acer import __version__
+from sb3_acer.distributed import is_left_alone
 from sb3_acer.extras import require_packages
 
 SUMMARIES = {
@@ -69,7 +69,7 @@ def run(command: str, *arguments: str) -> int:
     if command not in SUMMARIES:
         print(f"sb3-acer: command must be one of {', '.join(SUMMARIES)}, got {command!r}", file=sys.stderr)
         return 2
-    if int(os.environ.get("WORLD_SIZE", 1)) > 1 and "TORCHELASTIC_RUN_ID" in os.environ and command != "train":
+    if is_left_alone() and command != "train":
         print(f"sb3-acer: torchrun must start train, got {command!r}", file=sys.stderr)
         return 2
     try:

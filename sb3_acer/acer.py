@@ -139,15 +139,12 @@ class ACER(StableBaselinesInterface):
     """
 
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
-        "MlpPolicy": MlpPolicy,
-        "CnnPolicy": CnnPolicy,
-        "MultiInputPolicy": MultiInputPolicy,
-        "MlpLstmPolicy": MlpLstmPolicy,
-        "CnnLstmPolicy": CnnLstmPolicy,
-        "MultiInputLstmPolicy": MultiInputLstmPolicy,
-        "MlpLnLstmPolicy": MlpLnLstmPolicy,
-        "CnnLnLstmPolicy": CnnLnLstmPolicy,
-        "MlpGruPolicy": MlpGruPolicy,
+        policy.__name__: policy
+        for policy in (
+            *(MlpPolicy, CnnPolicy, MultiInputPolicy),
+            *(MlpLstmPolicy, CnnLstmPolicy, MultiInputLstmPolicy),
+            *(MlpLnLstmPolicy, CnnLnLstmPolicy, MlpGruPolicy),
+        )
     }
     policy: ACERPolicy
     policy_class: type[ACERPolicy]
@@ -396,17 +393,18 @@ class ACER(StableBaselinesInterface):
             and the tenth rollout. None: no log is written, but its values are recorded after each rollout for callbacks
             that write one. Computing them takes up to a third of the training time of small networks.
         :param tb_log_name: name of the run in tensorboard's log
-        :param reset_num_timesteps: False to continue counting steps, and the episodes under way
+        :param reset_num_timesteps: False to continue the count of steps and the episodes under way
         :param progress_bar: show a progress bar
         :param use_masking: whether to use masks of invalid actions if the environment has sb3-contrib's method
-            ``action_masks()``, see :mod:`sb3_acer.masks`. Others are trained without masks either way.
+            ``action_masks()``, see :mod:`sb3_acer.masks`. Other environments are trained without masks in either case.
         :param checkpoint: folder of checkpoints, one for each call of ``learn``
         :param checkpoint_freq: steps of single environments between two checkpoints, 100,000 unless it is given
         :param checkpoint_keep: number of checkpoints that are kept, the newest ones
         :raises ValueError: for an argument outside its range; if masks leave no valid action in a state, or are for Box
             actions; if an observation or a reward is NaN, infinite or beyond 1e15; and if a gradient is NaN or
-            infinite. After an observation or a reward, agent, replay buffer and VecNormalize are as they were before
-            that step; after a gradient, the parameters are as they were before that update. All can be saved.
+            infinite. If an observation or a reward is refused, agent, replay buffer and VecNormalize are as before
+            that step; if a gradient is refused, the parameters are as before that update. The agent can be saved in
+            both cases.
         """
         self._require_ready("learn")
         self._take_lr_schedule()
@@ -500,7 +498,10 @@ class ACER(StableBaselinesInterface):
                 self.logger.record(name, value, _WRITERS)  # an evaluation must not write it a second time
 
     def _logs_now(self) -> bool:
-        """Whether to record this rollout's metrics: always without an interval, since callbacks may write the log."""
+        """
+        Whether to record this rollout's metrics. If ``log_interval`` is None, after every rollout, since callbacks may
+        write the log.
+        """
         if self._log_interval is None or self.num_timesteps >= self._total_timesteps:
             return True
         return self._n_rollouts % self._log_interval == 0 or self._n_rollouts in self._early_logs
@@ -554,7 +555,7 @@ class ACER(StableBaselinesInterface):
             yield buffer.latest(normalize)
             self._n_replays = 0
             if buffer.size() >= self.replay_start:
-                self._n_replays = int(self._rngs.schedule.poisson(self.replay_ratio))
+                self._n_replays = int(self._rngs.n_replays.poisson(self.replay_ratio))
             for _ in range(self._n_replays):
                 yield self._after_burn_in(buffer.sample(batch_size, normalize, self._rngs.replay))
 

@@ -239,8 +239,8 @@ def _with_new_names(message: str, policy_kwargs: Any) -> ValueError:
 def comparable_arguments(model: BaseAlgorithm) -> dict[str, Any]:
     """
     :param model: an agent
-    :return: the arguments that make its run what it is, by their names, as :func:`comparable` values; of a function
-        ``learning_rate`` its values at the start, in the middle and at the end
+    :return: the arguments that make its run what it is, by their names, as :func:`comparable` values; a
+        ``learning_rate`` that is a function counts by its values at the start, in the middle and at the end
     """
     names = {"policy": "policy_class", **ATTRIBUTES}
     arguments = constructor_arguments(type(model)) - _MAY_DIFFER

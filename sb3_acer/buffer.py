@@ -40,8 +40,8 @@ class SequenceReplayBuffer(ReplayBuffer):
     their own. The recurrent state of the behaviour policy is stored at the first step of each slot. Memory is allocated
     when the first step is added.
 
-    Masks of invalid actions are stored once a step with masks has been added. In steps that are added without masks all
-    actions count as valid.
+    Masks of invalid actions are stored from the first step on that is added with masks. In steps that are added without
+    masks all actions count as valid.
 
     Of observations that are stacks of frames each new frame is stored once, and sampling restores the stacks, equal to
     the bit, see :class:`~sb3_acer.columns.FrameColumn`. Spare slots keep the frames before the oldest sequences.
@@ -440,7 +440,7 @@ class SequenceReplayBuffer(ReplayBuffer):
         """
         state = read_state(file, "the replay buffer")
         try:
-            # Arrays that are allocated below have this number of rows in the file, too.
+            # A damaged n_envs would allocate too much memory; `ended` has one element for each environment.
             n_envs = state["sizes"]["n_envs"]
             require(len(state["ended"]) == n_envs, "n_envs", f"{len(state['ended'])}, as the rows have", n_envs)
             buffer = cls(

@@ -219,8 +219,8 @@ def check_parameters(name: str, given: Any, own: dict[str, th.Tensor], exact_mat
     :param own: a network's parameters
     :param exact_match: whether all of them must be given
     :return: what was given, as tensors
-    :raises ValueError: for unknown or missing names, other shapes, and values that are neither finite numbers of the
-        own type nor the own values
+    :raises ValueError: for unknown or missing names, other shapes, and values that are not finite in the parameter's
+        own type, unless they equal its present values (a mask of -inf)
     """
     require(isinstance(given, dict), name, "a dict of parameters", given)
     unknown = sorted(str(key) for key in given if key not in own)

@@ -118,12 +118,12 @@ class DataParallelAlgorithm(RolloutAlgorithm):
         sizes = ("n_slots", "step", "pos", "full")
         buffer = {f"replay_buffer.{name}": getattr(self.replay_buffer, name) for name in sizes}
         distributed.require_equal({**comparable_arguments(self), **device, **call, **others, **buffer})
-        parameters, moments, schedule = distributed.from_first(
-            (self.get_parameters(), self._moments(), self._rngs.schedule)
+        parameters, moments, n_replays = distributed.from_first(
+            (self.get_parameters(), self._moments(), self._rngs.n_replays)
         )
         if distributed.rank() > 0:
             self.set_parameters(parameters, device=self.device)
-        self._rngs = self._rngs._replace(schedule=schedule)
+        self._rngs = self._rngs._replace(n_replays=n_replays)
         self._set_moments(moments)
 
     def collect_rollouts(self, env: VecEnv, callback: BaseCallback, *args: Any, **kwargs: Any) -> RolloutReturn:

@@ -43,10 +43,10 @@ class Family(ABC):
     """
     A parametric family of action distributions.
 
-    A new family defines the abstract methods. The gradients :meth:`kl_gradient`, :meth:`entropy_gradient` and
-    :meth:`score` have defaults by autograd, which a family overrides with closed forms for speed. A subclass that
-    overrides a family's :meth:`statistics` must override :meth:`statistics_of_arrays` and :meth:`backward` too, where
-    that family defines them itself.
+    A new family defines the abstract methods and gets a line in :func:`make_family`. The gradients :meth:`kl_gradient`,
+    :meth:`entropy_gradient` and :meth:`score` have defaults by autograd, which a family overrides with closed forms for
+    speed. A subclass that overrides :meth:`statistics` also overrides :meth:`backward`, and
+    :meth:`statistics_of_arrays` if its parent class does.
 
     :param action_space: the action space
     """

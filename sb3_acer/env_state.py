@@ -147,8 +147,8 @@ def _reason(error: Exception) -> str:
 @contextmanager
 def dead_workers_named(env: VecEnv) -> Iterator[None]:
     """
-    If the process of an environment has ended, end the others too, so that the environment can be closed, and say which
-    one it was. A process that raises an exception prints its traceback itself.
+    If an environment's process has ended, end the other processes, so that the vectorised environment can be closed,
+    and raise an error that names the environment. A process that raises an exception prints its traceback itself.
 
     :raises RuntimeError: in place of the EOFError or ConnectionError that is all that is seen of it otherwise
     """

@@ -1,6 +1,6 @@
 """
-What environments return is checked before callbacks see it and training uses it. VecNormalize gets it first, and is
-restored if it is refused.
+Observations and rewards are checked before callbacks and training see them. VecNormalize sees them first; its
+statistics are restored if they are refused.
 """
 
 import operator
@@ -13,7 +13,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepR
 
 from sb3_acer.env_state import forked_workers, wait_for_workers
 from sb3_acer.sequences import by_key
-from sb3_acer.vec_normalize import final_observations, kept_if_refused, normalize_of_policy, recording
+from sb3_acer.vec_normalize import kept_if_refused, normalize_of_policy, recording_finals
 
 LARGEST = 1e15
 """
@@ -40,6 +40,7 @@ class FiniteVecEnv(VecEnvWrapper):
         self._count_steps = count_steps
         self._normalize = unwrap_vec_normalize(venv)
         self.normalize_of_policy = normalize_of_policy(venv)
+        self._raw = venv if self.normalize_of_policy is None else self.normalize_of_policy.venv
         self.finals: dict[int, Any] = {}  # of the last step, by environment, before VecNormalize
         self._forked = forked_workers(venv)
         self._resets: list[Any] = []  # what the environments said at their last reset
@@ -50,9 +51,8 @@ class FiniteVecEnv(VecEnvWrapper):
     def step_wait(self) -> VecEnvStepReturn:
         with kept_if_refused(self._normalize):
             wait_for_workers(self._forked)
-            with recording(self.normalize_of_policy) as pairs:
+            with recording_finals(self._raw) as self.finals:
                 observations, rewards, dones, infos = self.venv.step_wait()
-            self.finals = final_observations(dones, infos, self.normalize_of_policy, pairs)
             self.mark_resets()
             step = self._count_steps() + self.num_envs
             self.check(observations, step)

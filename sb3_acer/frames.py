@@ -44,7 +44,7 @@ class FrameStack(NamedTuple):
         return np.asarray(same.reshape(len(same), -1).all(1))
 
 
-def make_frame_stack(space: spaces.Space[Any], n_frames: int, strict: bool = True) -> FrameStack | None:
+def make_frame_stack(space: spaces.Space[Any], n_frames: int, strict: bool) -> FrameStack | None:
     """
     The frame stack of an observation space, for a given number of frames.
 

@@ -23,10 +23,12 @@ FINAL_MASK = "action_masks"
 """key of the ``info`` of a step that truncates an episode: the mask of the final observation"""
 
 
-def has_masks(env: VecEnv) -> bool:
+def enable_masks(env: VecEnv) -> bool:
     """
+    Let an environment add the masks of final observations to ``info`` from now on, if it has masks.
+
     :param env: a vectorised environment
-    :return: whether it has masks; if so, it adds those of final observations to ``info`` from now on
+    :return: whether it has masks
     :raises ValueError: if its attribute ``action_masks`` is no method
     """
     is_own = isinstance(env.unwrapped, (DummyVecEnv, SubprocVecEnv))

@@ -3,6 +3,7 @@ All parameters of a network as one vector: each step of the optimiser, the norm 
 move of the average policy are then a few operations, however many layers there are.
 """
 
+import inspect
 import math
 from collections.abc import Callable
 from itertools import compress
@@ -33,31 +34,17 @@ FUSED = (th.optim.Adam, th.optim.AdamW)
 """Optimisers whose step torch has as one operation, on the CPU as well."""
 
 
+_rmsprop_step = inspect.unwrap(RMSpropTFLike.step)
+
+
 class FlatRMSProp(RMSpropTFLike):
-    """
-    SB3's RMSProp: the same numbers, without the record for torch's profiler, which takes as long as a step on one
-    vector does.
-    """
+    """SB3's RMSProp without the record for torch's profiler, which takes as long as a step on one vector does."""
 
     @th.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         for hook in self._optimizer_step_pre_hooks.values():
             hook(self, (), {})
-        loss = None
-        if closure is not None:
-            with th.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            lr, alpha, epsilon = group["lr"], group["alpha"], group["eps"]
-            for vector in group["params"]:
-                gradient, state = vector.grad, self.state[vector]
-                if group["weight_decay"]:
-                    gradient = gradient.add(vector, alpha=group["weight_decay"])
-                if not state:
-                    state.update(step=0, square_avg=th.ones_like(vector))
-                state["step"] += 1
-                average = state["square_avg"].mul_(alpha).addcmul_(gradient, gradient, value=1 - alpha)
-                vector.data.addcdiv_(gradient, average.add(epsilon).sqrt_(), value=-lr)
+        loss: float | None = _rmsprop_step(self, closure)
         for hook in self._optimizer_step_post_hooks.values():
             hook(self, (), {})
         return loss
@@ -187,7 +174,7 @@ class FlatParameters:
         self._optimized = learnt = [tensor for tensor in tensors if tensor.requires_grad]
         if optimizer_class in FUSED and not {"fused", "foreach", "capturable", "differentiable"} & set(kwargs):
             kwargs = {**kwargs, "fused": all(vector.is_floating_point() for vector in learnt)}
-        if optimizer_class is RMSpropTFLike and not {"momentum", "centered"} & set(kwargs):
+        if optimizer_class is RMSpropTFLike:
             optimizer_class = FlatRMSProp
         optimizer = optimizer_class(learnt, lr=lr, **kwargs)
         self.connect(optimizer)
@@ -196,9 +183,9 @@ class FlatParameters:
     def connect(self, optimizer: th.optim.Optimizer) -> None:
         """
         Make an optimiser collect and zero the gradients of the single parameters, and leave frozen ones as they are.
-        An optimiser of single parameters sees no gradient of a frozen one. In an optimiser of vectors a frozen
-        parameter's part of the state does not change either, except by the first step, which makes the state; the count
-        of steps is that of the vector. A copy of an optimiser has to be connected again.
+        If the optimiser has vectors, the frozen parameters' part of its state does not change either after the first
+        step, which creates it; the count of steps is one for the whole vector. An optimiser of single parameters sees
+        no gradient of a frozen one. A copy of an optimiser has to be connected again.
 
         :param optimizer: of the vectors, or of the single parameters
         """

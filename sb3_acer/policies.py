@@ -216,8 +216,8 @@ class ACERPolicy(PredictionInterface):
         self.share_features_extractor = share_features_extractor
         self.recurrent_class = recurrent_class
         self.recurrent_options: dict[str, Any] = {
-            "lstm_hidden_size": lstm_hidden_size,
-            "n_lstm_layers": n_lstm_layers,
+            "lstm_hidden_size": check_integer("lstm_hidden_size", lstm_hidden_size, 1, 2**16),
+            "n_lstm_layers": check_integer("n_lstm_layers", n_lstm_layers, 1, 2**10),
             "shared_lstm": shared_lstm,
             "enable_critic_lstm": enable_critic_lstm,
             "lstm_kwargs": lstm_kwargs,
@@ -226,7 +226,8 @@ class ACERPolicy(PredictionInterface):
         self.use_bfloat16 = check_choice("use_bfloat16", use_bfloat16, (True, False, "auto"))
         self.family = make_family(action_space, self.learn_log_std)
         self._is_vector = isinstance(observation_space, spaces.Box) and len(observation_space.shape) == 1
-        self._is_image = issubclass(self.features_extractor_class, NatureCNN) and is_image_space(observation_space)
+        is_nature_cnn = issubclass(self.features_extractor_class, NatureCNN)
+        self._uses_nature_cnn = is_nature_cnn and is_image_space(observation_space)
         self._build()
         self._pi_chain = Chain(self, "pi_net", "pi_head")
         self._q_chain = Chain(self, "q_net", f"q_head.{self.q_head.last_layer}")
@@ -270,7 +271,10 @@ class ACERPolicy(PredictionInterface):
         )
         # Some features extractors compute the dimension with numpy.
         self.pi_recurrent = self._make_recurrent(int(self.features_extractor.features_dim))
-        self.q_recurrent = self._make_critic_recurrent(int(self.q_features_extractor.features_dim))
+        self.q_recurrent = self.pi_recurrent
+        if not self.recurrent_options["shared_lstm"]:
+            has_own, q_dim = self.recurrent_options["enable_critic_lstm"], int(self.q_features_extractor.features_dim)
+            self.q_recurrent = self._make_recurrent(q_dim) if has_own else Identity(q_dim)
         self._shares_state = self.q_recurrent is self.pi_recurrent
         self.state_size = self.pi_recurrent.state_size + (0 if self._shares_state else self.q_recurrent.state_size)
         pi_dim, q_dim = self.pi_recurrent.output_size, self.q_recurrent.output_size
@@ -290,13 +294,11 @@ class ACERPolicy(PredictionInterface):
             self.init_weights(self.pi_head, gain=0.01)
             for part in dict.fromkeys((self.pi_recurrent, self.q_recurrent, self.q_head)):
                 part.orthogonal_()
-        if self._is_image:
+        if self._uses_nature_cnn:
             self.to(memory_format=th.channels_last)  # type: ignore[call-overload]
 
     def _check_recurrent_options(self) -> None:
         options = self.recurrent_options
-        options["lstm_hidden_size"] = check_integer("lstm_hidden_size", options["lstm_hidden_size"], 1, 2**16)
-        options["n_lstm_layers"] = check_integer("n_lstm_layers", options["n_lstm_layers"], 1, 2**10)
         defaults = inspect.signature(ACERPolicy).parameters
         given = {name: value for name, value in options.items() if value != defaults[name].default}
         if self.recurrent_class is Identity and given:
@@ -323,13 +325,6 @@ class ACERPolicy(PredictionInterface):
         require(recurrent.state_size > 0, "recurrent_class", "a class of modules with a state", recurrent_class)
         return recurrent
 
-    def _make_critic_recurrent(self, input_size: int) -> Recurrent:
-        if self.recurrent_options["shared_lstm"]:
-            return self.pi_recurrent
-        return (
-            self._make_recurrent(input_size) if self.recurrent_options["enable_critic_lstm"] else Identity(input_size)
-        )
-
     @property
     def _dtype(self) -> th.dtype:
         weight = getattr(self.pi_head, "weight", None)  # another head may have been put there
@@ -353,7 +348,7 @@ class ACERPolicy(PredictionInterface):
 
     def extract_features(self, obs: PyTorchObs, features_extractor: BaseFeaturesExtractor | None = None) -> th.Tensor:
         features_extractor = self.features_extractor if features_extractor is None else features_extractor
-        if self._is_image and isinstance(obs, th.Tensor):
+        if self._uses_nature_cnn and isinstance(obs, th.Tensor):
             return self._image_features(obs, features_extractor)
         if not self._is_vector:  # of a vector it would change the type alone
             obs = preprocess_obs(obs, self.observation_space, normalize_images=self.normalize_images)

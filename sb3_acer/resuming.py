@@ -36,7 +36,7 @@ from sb3_acer.storage import named, opened, read_state, replacing, write_state
 
 _AGENT, _BUFFER, _TRAINING = "agent.zip", "replay_buffer.npz", "training.npz"
 _OF_LEARN = ("_callback", "_attributes_at_start", "_is_within_rollout")
-"""attributes that only a call of learn needs, and that neither a file nor a copy of the agent has"""
+"""attributes of a call of learn, which are neither saved nor copied"""
 
 SelfResumable = TypeVar("SelfResumable", bound="ResumableAlgorithm")
 
@@ -63,12 +63,12 @@ class ResumableAlgorithm(DataParallelAlgorithm):
     _n_rollouts = 0
     """of the last call of learn, with those before an interruption"""
     _arguments: dict[str, Any] | None = None
-    """those of the agent when the last call of learn began; a callback may have changed them since"""
+    """arguments of the agent when the last call of learn began, before callbacks could change them"""
     _checkpoints: Checkpoints | None = None
     """of the present call of learn"""
     _next_checkpoint = 0
     _is_within_rollout = False
-    """whether the first step of a rollout has begun; callbacks then see a step that is counted and not stored yet"""
+    """whether a rollout's first step has begun: callbacks then see a step that is counted but not stored yet"""
     _callback: BaseCallback | None = None
     """of the last call of learn"""
     _attributes_at_start: list[dict[str, int]] | None = None
@@ -225,7 +225,7 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         """
         rank, n_ranks = distributed.rank(), distributed.world_size()
         draws = generators_of_rank(int(self._rngs.actions.integers(2**63)))
-        self._rngs = draws._replace(schedule=self._rngs.schedule)
+        self._rngs = draws._replace(n_replays=self._rngs.n_replays)
         mine = self.replay_buffer
         for index, path in enumerate(buffers):
             theirs = self._read_replay_buffer(path)

@@ -18,7 +18,7 @@ from sb3_acer.checks import check_boolean
 from sb3_acer.env_state import dead_workers_named
 from sb3_acer.finite import FiniteVecEnv
 from sb3_acer.frames import find_frame_stack
-from sb3_acer.masks import current_masks, following_masks, has_masks
+from sb3_acer.masks import current_masks, enable_masks, following_masks
 from sb3_acer.saving import SavingAlgorithm
 from sb3_acer.sequences import by_key
 from sb3_acer.storage import FilePath
@@ -34,7 +34,7 @@ class Generators(NamedTuple):
     """candidates of the bias correction, and samples of the mean advantage"""
     replay: np.random.Generator
     """which sequences are replayed"""
-    schedule: np.random.Generator
+    n_replays: np.random.Generator
     """numbers of replayed batches, the same on all ranks"""
 
 
@@ -56,6 +56,10 @@ class RolloutAlgorithm(SavingAlgorithm):
     _rngs: Generators
     _states: np.ndarray
     """recurrent states of the environments, ``[n_envs, W]``"""
+    _behaviour: np.ndarray
+    """statistics of the behaviour policy, ``[n_envs, P]``, at the step under way"""
+    _states_after: np.ndarray
+    """recurrent states after that step, ``[n_envs, W]``"""
     _finite_env: FiniteVecEnv
     """the environment that rollouts are made with"""
     _masks: np.ndarray | None = None
@@ -108,9 +112,10 @@ class RolloutAlgorithm(SavingAlgorithm):
                 self.replay_buffer.end_episodes()
                 self._states = self.policy.initial_states(self.n_envs)
                 self._episode_starts = np.ones(self.n_envs, bool)
-            elif self.replay_buffer.step:  # end_episodes has truncated these: updates begin them from the zero state
+            elif self.replay_buffer.step:
+                # end_episodes has truncated these: updates begin the next step from the zero state, and so must acting.
                 self._states[self.replay_buffer.ended] = 0
-            is_masked = self._use_masking and has_masks(self.env)
+            is_masked = self._use_masking and enable_masks(self.env)
             self._masks = current_masks(self.env, self.policy.family, self.num_timesteps) if is_masked else None
         return prepared
 
@@ -178,7 +183,7 @@ class RolloutAlgorithm(SavingAlgorithm):
             self.train(self.gradient_steps, self.batch_size)
         if rollout.continue_training and self.replay_buffer.step:  # a callback has emptied the buffer or loaded another
             rest = train_freq, self.replay_buffer, action_noise, learning_starts
-            # Not self.collect_rollouts: this call is inside of it, and subclasses do more there, once for each rollout.
+            # Not self.collect_rollouts: subclasses extend it, and their part is already running for this rollout.
             return RolloutAlgorithm.collect_rollouts(self, env, callback, *rest)
         return rollout
 

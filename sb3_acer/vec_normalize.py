@@ -1,12 +1,13 @@
 """SB3's VecNormalize, as agents see it: whether it makes their observations, and what it was given."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvStepReturn
 
 from sb3_acer.sequences import by_key
 
@@ -24,52 +25,31 @@ def normalize_of_policy(env: VecEnv | None) -> VecNormalize | None:
 
 
 @contextmanager
-def recording(normalize: VecNormalize | None) -> Iterator[list[tuple[Any, Any]]]:
+def recording_finals(env: VecEnv) -> Iterator[dict[int, Any]]:
     """
-    Record a step of VecNormalize: it replaces final observations by normalised ones, which are clipped and rounded.
+    Record final observations as ``env`` returns them. A VecNormalize around it replaces them by normalised ones, which
+    are clipped and rounded.
 
-    :param normalize: None if there is none
-    :return: pairs of what it has made and of what it was given
+    :param env: whose ``step_wait`` is called once in the block
+    :return: the final observations by environment, once the step has been made
     """
-    pairs: list[tuple[Any, Any]] = []
-    if normalize is None:
-        yield pairs
-        return
-    attributes, normalize_obs = vars(normalize), normalize.normalize_obs
-    assigned = attributes.get("normalize_obs")  # by a program
+    finals: dict[int, Any] = {}
+    attributes, step_wait = vars(env), env.step_wait
+    assigned = attributes.get("step_wait")  # by a program
 
-    def recorded(obs: Any) -> Any:
-        made = normalize_obs(obs)
-        pairs.append((made, obs))
-        return made
+    def recorded() -> VecEnvStepReturn:
+        observations, rewards, dones, infos = step_wait()
+        found = {index: infos[index].get("terminal_observation") for index in np.flatnonzero(dones).tolist()}
+        finals.update({index: final for index, final in found.items() if final is not None})
+        return observations, rewards, dones, infos
 
-    attributes["normalize_obs"] = recorded
+    attributes["step_wait"] = recorded
     try:
-        yield pairs
+        yield finals
     finally:
-        del attributes["normalize_obs"]
+        del attributes["step_wait"]
         if assigned is not None:
-            attributes["normalize_obs"] = assigned
-
-
-def final_observations(
-    dones: np.ndarray, infos: Sequence[dict[str, Any]], normalize: VecNormalize | None, pairs: list[tuple[Any, Any]]
-) -> dict[int, Any]:
-    """
-    :param dones: of a step, ``[n_envs]``
-    :param infos: of this step
-    :param normalize: see :func:`recording`
-    :param pairs: see :func:`recording`
-    :return: the final observations by environment, as they were before VecNormalize
-    """
-    finals = {env: infos[env].get("terminal_observation") for env in np.flatnonzero(dones).tolist()}
-    for env, final in finals.items():
-        given = [obs for made, obs in pairs if made is final]
-        if given:
-            finals[env] = given[0]
-        elif normalize is not None and final is not None:  # a wrapper around VecNormalize has copied it
-            finals[env] = normalize.unnormalize_obs(final)
-    return {env: final for env, final in finals.items() if final is not None}
+            attributes["step_wait"] = assigned
 
 
 @contextmanager

@@ -269,8 +269,9 @@ def n_bytes(buffer: SequenceReplayBuffer) -> int:
 
 @pytest.mark.parametrize("n_frames", [2, 3, 4, 6])
 def test_any_stack_of_images_is_taken_apart(n_frames: int) -> None:
-    assert make_frame_stack(spaces.Box(0, 255, (12, 40, 40), np.uint8), n_frames) == FrameStack(n_frames, 0)
-    assert make_frame_stack(spaces.Box(0, 255, (40, 40, 12), np.uint8), n_frames) == FrameStack(n_frames, -1)
+    for shape, axis in (((12, 40, 40), 0), ((40, 40, 12), -1)):
+        stack = make_frame_stack(spaces.Box(0, 255, shape, np.uint8), n_frames, strict=True)
+        assert stack == FrameStack(n_frames, axis)
 
 
 @pytest.mark.parametrize("padding", ["zeros", "repeated"])

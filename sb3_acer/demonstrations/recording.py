@@ -34,9 +34,9 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, unwrap_vec_nor
 from sb3_acer.arguments import make_env
 from sb3_acer.checks import check_array, check_integer, check_whole, require, warn
 from sb3_acer.extras import how_to_install
-from sb3_acer.masks import FINAL_MASK, has_masks
+from sb3_acer.masks import FINAL_MASK, enable_masks
 from sb3_acer.storage import replacing
-from sb3_acer.vec_normalize import final_observations, normalize_of_policy, recording
+from sb3_acer.vec_normalize import normalize_of_policy, recording_finals
 
 
 def generate_expert_traj(
@@ -121,7 +121,7 @@ def _play(
     starts: Any = np.ones(venv.num_envs, bool)
     observations: Any
     observations, state = venv.reset(), None
-    masked = has_masks(venv)
+    masked = enable_masks(venv)
     while True:
         original: Any = observations if observed is None else observed.get_original_obs()
         observation, masks = keep(original[0]), get_action_masks(venv) if masked else None
@@ -136,7 +136,7 @@ def _play(
             rule = f"a function that returns {'actions' if venv is env else 'an action'} of {venv.action_space}"
             rule += f", here of shape {shape if venv is env else shape[1:]}"
             require(actions.shape == shape, "model", rule, actions)
-        with recording(observed) as pairs:
+        with recording_finals(venv if observed is None else observed.venv) as finals:
             observations, rewards, starts, infos = venv.step(actions)
         reward = (rewards if normalize is None else normalize.get_original_reward())[0]
         step: dict[str, Any] = {"obs": observation, "actions": np.array(actions[0]), "rewards": float(reward)}
@@ -144,7 +144,6 @@ def _play(
         if masks is not None:
             step["action_masks"] = masks[0]
         if starts[0]:
-            finals = final_observations(starts, infos, observed, pairs)
             require(0 in finals, "env", "one whose infos have terminal_observation where an episode ends", infos[0])
             step |= {"final_obs": keep(finals[0]), "truncated": infos[0].get("TimeLimit.truncated", False)}
             if masks is not None:

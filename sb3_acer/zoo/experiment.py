@@ -113,8 +113,8 @@ class Experiment(ExperimentManager):
     """whether evaluations are made ten times in a run, if that is more often than ``eval_freq`` says"""
     checkpoint_freq: int | None = None
     """steps between two checkpoints; None for no checkpoints"""
-    draws_itself = True
-    """whether the environment has a way to be drawn"""
+    can_render = True
+    """whether the environment can be rendered"""
     arguments: Sequence[str] = ()
     """of the command line, for a run that is continued"""
     resumed: Path | None = None
@@ -139,9 +139,11 @@ class Experiment(ExperimentManager):
             assert self.storage is not None
             require(self.trial_id >= 0, "--trial-id", "the number of a trial", self.trial_id)
             path = self.storage.removeprefix("sqlite:///")
-            is_file = path != self.storage or path.endswith(".log")
-            is_there = Path(path.partition("?")[0]).is_file() if is_file else bool(open_storage(self.storage))
-            require(is_there, "--storage", "the file of a study", self.storage)
+            if path != self.storage or path.endswith(".log"):
+                is_there = Path(path.partition("?")[0]).is_file()
+                require(is_there, "--storage", "the file of a study", self.storage)
+            else:
+                open_storage(self.storage)  # exits if it cannot be opened
             self.trial_id = TrialNumber(self.trial_id)
         if self.resumed is not None:
             self.save_path = str(self.resumed)
@@ -220,7 +222,7 @@ class Experiment(ExperimentManager):
         for index, start in enumerate(starts):
             env.set_attr("t_start", start, index)
         has_modes = bool(env.get_attr("metadata")[0].get("render_modes"))
-        self.draws_itself = has_modes and takes_render_mode(self.env_name.gym_id)
+        self.can_render = has_modes and takes_render_mode(self.env_name.gym_id)
         return env
 
     def _monitor_starts(self, n_envs: int) -> list[float]:
@@ -407,7 +409,7 @@ class Experiment(ExperimentManager):
         is_newest = runs_of(*of_run[:3])[0][1] == path
         number = "" if is_newest else f" {path.name.removeprefix(f'{self.env_name}_')}"
         if not getattr(self.args, "uuid", False):  # enjoy finds runs by their numbers
-            options = f"{number and ' --exp-id'}{number}{'' if self.draws_itself else ' --no-render'}"
+            options = f"{number and ' --exp-id'}{number}{'' if self.can_render else ' --no-render'}"
             print(f"To watch the agent: {command('enjoy', *of_run)}{options}")
         if self.stopped_by:
             if self.checkpoint_freq is not None and has_checkpoints(path / CHECKPOINTS):

@@ -35,10 +35,11 @@ MISTAKES = (
     gym.error.Error,
 )
 LIBRARIES = tuple(
-    str(Path(str(module.__file__)).parent) for module in (gym, np, optuna, rl_zoo3, stable_baselines3, torch, sb3_acer)
+    f"{Path(str(module.__file__)).parent}{os.sep}"
+    for module in (gym, np, optuna, rl_zoo3, stable_baselines3, torch, sb3_acer)
 )
 COMPILED = ("numpy/", "numpy\\", "_mt19937.pyx", "<frozen ")  # how the frames of compiled modules begin
-STANDARD = str(Path(os.__file__).parent)
+STANDARD = f"{Path(os.__file__).parent}{os.sep}"
 TEXT_OF_AN_ARGUMENT = "<string>"
 # By gymnasium's names, and by those of modules.
 EXTRAS = {"box2d": "box2d", "mujoco": "mujoco", "classic_control": "zoo", "classic-control": "zoo", "atari": "atari"}
@@ -56,8 +57,8 @@ SETTINGS = ("n_envs", "n_timesteps", "normalize", "env_wrapper", "vec_env_wrappe
 @contextmanager
 def in_one_line(command: str) -> Iterator[None]:
     """
-    Exit with one line where a library refuses what the user gave. The traceback is kept of errors in the user's own
-    code, and of those in training, which are no mistakes of the command line.
+    Exit with one line where a library refuses what the user gave. Errors in the user's own code and errors in training
+    keep their traceback.
 
     :param command: of sb3-acer
     """

@@ -69,7 +69,7 @@ OF_POLICY_KWARGS = {"net_arch", "activation_fn", "optimizer", "log_std_init", "l
 def setting_of(name: str) -> str:
     """
     :param name: of a range
-    :return: the setting that is drawn from it, or whose part is
+    :return: the argument of ACER that a value of this range sets, wholly or in part
     """
     if name in OF_POLICY_KWARGS:
         return "policy_kwargs"

@@ -258,5 +258,8 @@ def test_errors_of_training_and_of_ones_own_code_keep_their_traceback() -> None:
         learn()
     with pytest.raises(ValueError, match="mine"), in_one_line("train"):
         raise ValueError("mine")
+    neighbour = compile("raise KeyError('mine')", f"{Path(np.__file__).parent}_envs/door.py", "exec")
+    with pytest.raises(KeyError, match="mine"), in_one_line("train"):
+        exec(neighbour)
     with pytest.raises(SystemExit, match="sb3-acer train: Environment `Nowhere` doesn't exist"), in_one_line("train"):
         gym.make("Nowhere-v0")
