@@ -801,6 +801,12 @@ def test_nothing_is_dropped_where_there_is_room() -> None:
         assert sum(padded.values()) == math.ceil(8 / n_envs) * n_envs
 
 
+def test_a_user_is_told_how_many_transitions_find_no_room() -> None:
+    buffer, _ = filled(Case(n_steps=3, n_envs=4, buffer_size=9, n_events=9))
+    with pytest.warns(UserWarning, match="buffer_size=9 for n_envs=2 keeps the newest 18 of 36 transitions"):
+        assert held(buffer.with_envs(2)).total() == 6
+
+
 @settings(REPEATABLE, max_examples=30)
 @given(cases(n_events=st.integers(7, 60)), st.integers(1, 5))
 def test_steps_can_be_added_for_another_number_of_environments(case: Case, n_envs: int) -> None:
