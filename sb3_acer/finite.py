@@ -11,6 +11,7 @@ import numpy as np
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, unwrap_vec_normalize
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
+from sb3_acer.checks import require
 from sb3_acer.env_state import forked_workers, wait_for_workers
 from sb3_acer.sequences import by_key
 from sb3_acer.vec_normalize import kept_if_refused, normalize_of_policy, recording_finals
@@ -92,6 +93,19 @@ class FiniteVecEnv(VecEnvWrapper):
         if self._normalize is not None:
             _require_finite("observation", self._normalize.old_obs, step)
         _require_finite("observation", observations, step)
+
+    def require_unchanged(self, observations: Any) -> None:
+        """
+        :param observations: what a reset returned
+        :raises ValueError: if a wrapper around VecNormalize has changed them, since updates normalise what VecNormalize
+            received
+        """
+        normalize = self.normalize_of_policy
+        if normalize is not None:
+            made = by_key(normalize.normalize_obs(normalize.get_original_obs()))
+            same = all(np.allclose(part, made[key], equal_nan=True) for key, part in by_key(observations).items())
+            rule = "an environment whose wrappers that change observations are inside VecNormalize"
+            require(same, "env", rule, self.venv)
 
 
 def _require_finite(name: str, values: Any, step: int, env: int | None = None) -> None:

@@ -108,6 +108,7 @@ class RolloutAlgorithm(SavingAlgorithm):
             self._finite_env.mark_resets()
             if resets:
                 self._finite_env.check(self._last_obs, self.num_timesteps)
+                self._finite_env.require_unchanged(self._last_obs)
                 self._last_obs = deepcopy(self._last_obs)
                 self.replay_buffer.end_episodes()
                 self._states = self.policy.initial_states(self.n_envs)

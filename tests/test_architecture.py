@@ -25,7 +25,7 @@ ALGORITHM: dict[str, set[str]] = {
     "env_state": set(),
     "sequences": set(),
     "vec_normalize": {"sequences"},
-    "finite": {"env_state", "sequences", "vec_normalize"},
+    "finite": {"checks", "env_state", "sequences", "vec_normalize"},
     "frames": set(),
     "columns": {"frames"},
     "ring": {"columns", "frames"},

@@ -222,3 +222,23 @@ def test_programs_find_the_environment_as_the_user_made_it() -> None:
         assert model.get_env() is env
         assert evaluation.n_calls == 20
         assert not isinstance(env, FiniteVecEnv)
+
+
+class Negates(VecEnvWrapper):
+    def reset(self) -> Any:
+        return -np.asarray(self.venv.reset())
+
+    def step_wait(self) -> Any:
+        observations, *others = self.venv.step_wait()
+        return -np.asarray(observations), *others
+
+
+@pytest.mark.parametrize("norm_obs", [True, False])
+def test_observations_that_are_changed_after_vec_normalize_are_refused(norm_obs: bool) -> None:
+    env = DummyVecEnv([Spoiled])
+    agent = ACER("MlpPolicy", Negates(VecNormalize(env, norm_obs=norm_obs)), n_steps=5, device="cpu")
+    with pytest.raises(ValueError, match=r"env must be .* wrappers that change observations are inside VecNormalize"):
+        agent.learn(10)
+    assert agent.replay_buffer.size() == 0
+    agent.set_env(VecNormalize(Negates(env), norm_obs=norm_obs))
+    assert agent.learn(10).replay_buffer.size() == 10
