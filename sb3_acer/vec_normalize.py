@@ -16,7 +16,7 @@ def normalize_of_policy(env: VecEnv | None) -> VecNormalize | None:
     """
     :param env: an agent's environment
     :return: its VecNormalize if the policy gets the observations that this one makes. None if there is none, and if
-        wrappers around it change them, as VecTransposeImage and VecFrameStack do
+        wrappers around it change the observations' space, as VecTransposeImage and VecFrameStack do
     """
     normalize = None if env is None else unwrap_vec_normalize(env)
     if env is None or normalize is None or normalize.observation_space != env.observation_space:
