@@ -31,7 +31,7 @@ class Run(StopOnSignal):
 
     :param folder: output folder
     :param t_start: time at which the environment was made, seconds since the epoch
-    :param settings: what ``--resume`` is to find
+    :param settings: the options, which ``--resume`` reads
     """
 
     def __init__(self, folder: Path, t_start: float, settings: dict[str, Any]) -> None:

@@ -120,8 +120,9 @@ class AtariVecEnv(VecEnv):
 
     The same actions give the same rewards, episode ends, lives and scores as SB3's wrappers, with these differences:
 
-    - A game begins with 0 to ``noop_max`` - 1 frames without action; the first is FIRE, if the game has that action.
-      The score does not include them. SB3 begins with 1 to ``noop_max`` frames and then plays FIRE and action 2.
+    - A game begins with 0 to ``noop_max`` - 1 frames without action. If the game has the action FIRE, there is at least
+      one frame, and the first is FIRE. The score does not include them. SB3 begins with 1 to ``noop_max`` frames and
+      then plays FIRE and action 2.
     - After a lost life the next action is FIRE, if the game has it, whatever action is given. SB3 plays NOOP, then FIRE
       and action 2 if the game has FIRE, without showing these frames.
     - Frames become grey before the larger of two frames is taken, in SB3 after. Where the two differ in colour, a few
@@ -266,11 +267,13 @@ class AtariVecEnv(VecEnv):
 
     def set_state(self, state: dict[str, Any]) -> None:
         """
-        Play the games of a state up to it.
+        Play the games of a state up to it. The infos' ``frame_number``, which ale-py counts from its start, is not
+        restored.
 
         :param state: what :meth:`get_state` returned
-        :raises ValueError: if it is of another number of games, and if the games end up in another state, because the
-            environment has other arguments
+        :raises ValueError: if it is of another number of games, and if the games end up at another frame, because the
+            environment has other arguments. Arguments that do not change the newest frame, such as ``episodic_life``,
+            are not compared.
         """
         seeds, n_games, played = state["origin"]
         require(len(played) == self.num_envs, "games of the state", f"{self.num_envs}", len(played))

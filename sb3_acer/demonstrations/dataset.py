@@ -3,27 +3,32 @@
 import math
 import zipfile
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from sb3_acer.buffer import SequenceReplayBuffer
 from sb3_acer.checks import check_boolean, check_choice, check_integer, check_number, check_verbose, require, warn
 from sb3_acer.demonstrations.recording import read_image, require_no_dict
 from sb3_acer.distributions import Categorical
+from sb3_acer.finite import LARGEST
 from sb3_acer.frames import find_frame_stack
 from sb3_acer.policies import ACERPolicy
-from sb3_acer.storage import opened
+from sb3_acer.storage import named, opened
 from sb3_acer.vec_normalize import normalize_of_policy
 
 NEEDED = ("actions", "obs", "rewards", "episode_returns", "episode_starts")
 """arrays that demonstrations must have"""
 OF_TRAJECTORIES = ("episode_returns", "truncated", "final_obs", "final_action_masks")
 """arrays of a row for each trajectory; others have one for each step"""
+
+SINGLE = ("rewards", "episode_returns", "episode_starts", "truncated")
+"""arrays of one value in each row"""
 
 
 class Agent(Protocol):
@@ -37,6 +42,8 @@ class Agent(Protocol):
     verbose: int
 
     def get_env(self) -> VecEnv | None: ...
+
+    def get_vec_normalize_env(self) -> VecNormalize | None: ...
 
 
 class ExpertDataset:
@@ -72,7 +79,8 @@ class ExpertDataset:
         check_integer("traj_limitation", traj_limitation, -1)
         check_verbose("verbose", verbose)
         arrays = _read(expert_path, traj_data)
-        starts = _check(arrays)
+        with nullcontext() if expert_path is None else named(expert_path):
+            starts = _check(arrays)
         is_valid = traj_limitation == -1 or 1 <= traj_limitation <= len(starts)
         require(is_valid, "traj_limitation", f"-1 or in [1, {len(starts)}]", traj_limitation)
         self.folder = Path() if expert_path is None else Path(expert_path).parent
@@ -91,7 +99,7 @@ class ExpertDataset:
         self.observations = arrays["obs"][:n]
         if "final_obs" in arrays:
             self.observations = np.concatenate((self.observations, arrays["final_obs"][:m]))
-        self.truncated = arrays["truncated"][:m].astype(bool) if "truncated" in arrays else None
+        self.truncated = arrays["truncated"][:m].astype(bool).reshape(-1) if "truncated" in arrays else None
         self.masks = None
         if "action_masks" in arrays:
             finals = np.ones((m, *arrays["action_masks"].shape[1:]))
@@ -144,20 +152,22 @@ class ExpertDataset:
         observations = self.observations[rows]
         if observations.dtype.kind == "U":
             observations = np.stack([read_image(self._find(name)) for name in observations.tolist()])
-        shape = space.shape or ()
-        if observations.ndim == 4 and observations.shape[1:] != shape:
+        shape, got = space.shape or (), observations.shape[1:]
+        if len(got) == 3 and got != shape == (got[2], *got[:2]):
             observations = np.moveaxis(observations, -1, 1)  # channels are last in stable-baselines, first in SB3
-        got = observations.shape[1:]
+            got = shape
         if got != shape and (len(got) > 1 or math.prod(got) != math.prod(shape)):
             raise ValueError(f"obs must fit the observation space {space!r}, got observations of shape {got}")
         observations = observations.reshape(-1, *shape)
         fitting: np.ndarray = observations.astype(space.dtype, copy=False)
-        changed = [] if fitting.dtype.kind == "f" else observations[fitting != observations][:5]
-        require(len(changed) == 0, "obs", f"values of the observation space {space!r}", changed)
+        changed = [] if fitting.dtype.kind == "f" else observations[fitting != observations][:5].tolist()
+        if not isinstance(space, spaces.Box):
+            changed += [row.tolist() for row in fitting if not space.contains(row)][:5]
+        require(not changed, "obs", f"values of the observation space {space!r}", changed)
         return fitting
 
     def _find(self, name: str) -> Path:
-        path = Path(name)
+        path = Path(name.replace("\\", "/"))  # of a file that was recorded on Windows
         for candidate in (self.folder / path, self.folder / path.parent.name / path.name, path):
             if candidate.exists():
                 return candidate
@@ -171,7 +181,8 @@ class ExpertDataset:
             ...]``
         """
         observations: Any = self.observations_for(model, rows)
-        normalize = normalize_of_policy(model.get_env())
+        env = model.get_env()
+        normalize = model.get_vec_normalize_env() if env is None else normalize_of_policy(env)
         if normalize is not None:
             observations = normalize.normalize_obs(observations)
         return th.as_tensor(observations, device=model.policy.device)
@@ -241,9 +252,10 @@ class ExpertDataset:
             with the policy's standard deviation. ``policy``: the agent's policy as it is now; after cloning, it
             estimates the distribution of a stochastic expert.
         :param epsilon: probability that ``expert`` spreads uniformly over all valid outcomes, in (0, 1]
-        :param time_limit: for files without the array ``truncated``: trajectories of this many steps are truncated, and
-            all others, or all if it is None, end in a terminal state. Without the array ``final_obs`` the last step of
-            a truncated trajectory is left out, since the observation after it is unknown.
+        :param time_limit: for demonstrations without the array ``truncated``: trajectories of exactly this many steps
+            are truncated, all others end in a terminal state. None: all end in a terminal state. Without the array
+            ``final_obs`` the last step of a truncated trajectory is left out, since the observation after it is
+            unknown.
         :raises ValueError: for an argument outside its range, and if observations or actions do not fit the agent's
             spaces
         """
@@ -311,14 +323,17 @@ def _read(path: str | Path | None, arrays: Mapping[str, np.ndarray] | None) -> d
     require(isinstance(path, (str, Path)), "expert_path", "a path", path)
     with opened(path, "npz", "expert_path") as file:
         require(zipfile.is_zipfile(file), "expert_path", "an npz file", str(path))
-        found = np.load(file, allow_pickle=False)
-        try:
-            return _known(found)
-        except ValueError as error:
-            raise ValueError(
-                f"expert_path must hold arrays of numbers or text, got pickled objects in {str(path)!r}: if you "
-                "trust the file, pass traj_data=np.load(expert_path, allow_pickle=True)"
-            ) from error
+        file.seek(0)  # is_zipfile leaves it near the end
+        with named(path):
+            try:
+                return _known(np.load(file, allow_pickle=False))
+            except ValueError as error:
+                if "allow_pickle" not in str(error):
+                    raise
+                raise ValueError(
+                    "it must hold arrays of numbers or text, got pickled objects: if you trust the file, pass "
+                    "traj_data=np.load(expert_path, allow_pickle=True)"
+                ) from error
 
 
 def _known(arrays: Any) -> dict[str, np.ndarray]:
@@ -341,8 +356,10 @@ def _check(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
         expected = len(starts) if key in OF_TRAJECTORIES else len(is_start)
         if len(array) != expected:
             raise ValueError(f"{key} must have {expected} rows, as episode_starts says, got {len(array)}")
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise ValueError(f"{key} must be finite, got {array[~np.isfinite(array)][0]}")
+        if key in SINGLE and array.size != expected:
+            raise ValueError(f"{key} must have one value in each row, got an array of shape {array.shape}")
+        if array.dtype.kind == "f" and not (is_usable := np.abs(array) <= LARGEST).all():
+            raise ValueError(f"{key} must be finite, and at most {LARGEST:g}, got {array[~is_usable][0]}")
     return starts
 
 

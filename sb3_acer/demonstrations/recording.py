@@ -48,12 +48,14 @@ def generate_expert_traj(
     image_folder: str | Path = "recorded_images",
 ) -> dict[str, np.ndarray]:
     """
-    Record trajectories of an expert. Observations and rewards are recorded without normalisation, even if the
-    environment has a VecNormalize wrapper, whose statistics do not change.
+    Record trajectories of an expert. Rewards are recorded without normalisation, and so are observations, unless
+    wrappers around VecNormalize change them (VecFrameStack): then they are recorded as the policy gets them. The
+    statistics of VecNormalize do not change.
 
     :param model: an agent of SB3, which acts stochastically; or a function from the environment's observation to an
         action, of a vectorised environment from the observations of all environments to an action for each
-    :param save_path: npz file to write, without suffix; images are then saved as PNG files. None: no file
+    :param save_path: npz file to write; ``.npz`` may be left out. Images of 1, 3 or 4 channels are then saved as PNG
+        files. None: no file
     :param env: the environment, or its id; None: the agent's. Of a vectorised environment, the first environment is
         recorded.
     :param n_timesteps: number of steps to train the agent for, before it is recorded
@@ -122,11 +124,11 @@ def _play(
     observations: Any
     observations, state = venv.reset(), None
     masked = enable_masks(venv)
+    takes_masks = isinstance(model, BaseAlgorithm) and "action_masks" in signature(model.predict).parameters
     while True:
         original: Any = observations if observed is None else observed.get_original_obs()
         observation, masks = keep(original[0]), get_action_masks(venv) if masked else None
         if isinstance(model, BaseAlgorithm):
-            takes_masks = "action_masks" in signature(model.predict).parameters
             kwargs: dict[str, Any] = {"action_masks": masks} if takes_masks else {}
             actions, state = model.predict(observations, state, starts, **kwargs)
         else:
@@ -167,10 +169,10 @@ def _arrays(columns: dict[str, list[Any]]) -> dict[str, np.ndarray]:
 def require_no_dict(space: spaces.Space[Any]) -> None:
     """
     :param space: an observation space
-    :raises ValueError: if it is a Dict
+    :raises ValueError: if it is a Dict or a Tuple
     """
-    if isinstance(space, spaces.Dict):
-        raise ValueError(f"observation_space must not be a Dict, which demonstrations do not support, got {space!r}")
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        raise ValueError(f"observation_space must not be a Dict or a Tuple for demonstrations, got {space!r}")
 
 
 # OpenCV's channels are blue, green, red. stable-baselines reverses three channels for it, but not four, which are

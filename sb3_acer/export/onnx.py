@@ -6,7 +6,7 @@ import pickle
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,8 @@ def export_onnx(
       first. Preprocessing (division by 255, one-hot vectors) is part of the file. Dict observations are one input
       ``observation.KEY`` for each key.
     - ``state``, of recurrent policies only: recurrent states, 0 where an episode begins, ``[N, W]``.
-    - ``action_masks``, if asked for: True where an action is valid, bool, ``[N, P]``.
+    - ``action_masks``, if asked for: True where an action is valid, bool, ``[N, P]``. At least one of each component
+      must be, else the statistics are NaN.
 
     Outputs:
 
@@ -58,6 +59,7 @@ def export_onnx(
     :param path: the file; ``.onnx`` may be left out
     :param vec_normalize: statistics of observations, or the file that ``VecNormalize.save`` wrote: ``observation`` is
         then the environment's own, not normalised. Such a file is a pickle: load only those whose author you trust.
+        With a file, normalised images are float32, since the file does not have their type.
     :param action_masks: whether the file takes masks of invalid actions. Without, its actions may be invalid.
     :raises ImportError: if a package of the extra ``onnx`` is missing
     :raises ValueError: if the path has another suffix, if the policy cannot be traced, if what was traced computes
@@ -70,10 +72,11 @@ def export_onnx(
     require_packages("export", "onnx", "onnx", "onnxscript", "onnxruntime")
     normalize = model.get_vec_normalize_env()
     if vec_normalize is None and normalize is not None and normalize.norm_obs:
-        warn(
-            "the file expects normalised observations; for one that expects the environment's own give "
-            "vec_normalize=model.get_vec_normalize_env()"
-        )
+        text = "the file expects normalised observations"
+        with suppress(ValueError):  # a wrapper around VecNormalize, such as VecFrameStack, has made others of them
+            _space_before(normalize, model.observation_space)
+            text += "; for one that expects the environment's own give vec_normalize=model.get_vec_normalize_env()"
+        warn(text)
     if not check_boolean("action_masks", action_masks) and model._masks is not None:
         text = "the agent was trained with masks, and the file's actions may be invalid; for one that takes masks give "
         warn(f"{text}action_masks=True, or --action-masks")

@@ -133,7 +133,7 @@ class StableBaselinesInterface(ResumableAlgorithm):
             actions = actions.reshape(n_given, *shape)
         taken = th.from_numpy(family.from_env(actions)).to(self.device)
         if len(taken) not in (1, len(stats)):
-            raise ValueError(f"actions must be one, or as many as observations, {len(stats)}, got {len(taken)}")
+            raise ValueError(f"actions must be one, or one for each of {len(stats)} observations, got {len(taken)}")
         log_likelihood = family.exact_log_prob(stats, taken).unsqueeze(-1)
         probability = (log_likelihood if logp else log_likelihood.exp()).cpu().numpy()
         return probability if vectorized else probability[0]

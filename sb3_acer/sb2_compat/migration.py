@@ -169,6 +169,7 @@ def load_obs_rms(path: str | Path, venv: VecEnv) -> VecNormalize:
         settings: dict[str, float] = {
             name: float(to_scalar(fields[name])) for name in ("clip_obs", "epsilon") if name in fields
         }
+        norm_obs = bool(fields.get("norm_obs", True))
         _, fields = _object(fields["obs_rms"]) if "obs_rms" in fields else ("", fields)
         mean, var = (to_array(fields[name]).astype(np.float64) for name in ("mean", "var"))
         count = float(to_scalar(fields["count"]))
@@ -179,9 +180,10 @@ def load_obs_rms(path: str | Path, venv: VecEnv) -> VecNormalize:
             np.isfinite((mean, var)).all() and (var >= 0).all() and all(x > 0 for x in (count, *settings.values()))
         ):
             raise ValueError("means and variances must be finite, variances at least 0, other statistics above 0")
-        normalize = VecNormalize(venv, training=False, norm_reward=False)
+        normalize = VecNormalize(venv, training=False, norm_obs=norm_obs, norm_reward=False)
     vars(normalize).update(settings)
-    vars(normalize.obs_rms).update(mean=mean, var=var, count=count)
+    if norm_obs:
+        vars(normalize.obs_rms).update(mean=mean, var=var, count=count)
     return normalize
 
 
@@ -216,7 +218,7 @@ def read_stable_baselines(path: Path, policy: str | None, policy_kwargs: dict[st
             {name: value for name, value in arguments.items() if name not in wrong},
             design.activation_fn,
             network,
-            [*unexpected, *(f"{name}, a {type(arguments[name]).__name__}" for name in wrong)],
+            [*unexpected, *(f"{name} ({type(arguments[name]).__name__})" for name in wrong)],
         )
 
 

@@ -1,5 +1,7 @@
 """Reading demonstrations and replaying them."""
 
+import re
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from sb3_acer.demonstrations.cloning import behaviour_cloning
 from sb3_acer.demonstrations.dataset import ExpertDataset
 from tests.demonstrations.conftest import SPACES, an_agent, expert_of, new_arrays, old_arrays, quiet, save
 from tests.helpers import Recorder, Shows, WithDropout
+from tests.mutations import attempt
 
 
 def test_files_of_stable_baselines_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,6 +64,26 @@ def test_a_file_of_another_kind_is_refused(name: str, tmp_path: Path) -> None:
         ExpertDataset(tmp_path / "missing.npz")
 
 
+def test_a_file_of_more_than_two_gigabytes_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zipfile, "ZIP64_LIMIT", 1000)  # archives above it have another record at their end
+    path = save(tmp_path / "large.npz", old_arrays())
+    np.testing.assert_array_equal(ExpertDataset(path, verbose=0).starts, [0, 4, 7])
+
+
+def test_a_damaged_file_is_an_error_that_names_it(tmp_path: Path) -> None:
+    path = save(tmp_path / "expert.npz", old_arrays())
+    content, n_loaded = path.read_bytes(), 0
+    places = range(0, len(content), 7)
+    for place in places:
+        damaged = bytearray(content)
+        damaged[place] ^= 255
+        path.write_bytes(damaged)
+        loaded, wrong = attempt(lambda: ExpertDataset(path, verbose=0), path.name)
+        assert not wrong, place
+        n_loaded += loaded
+    assert n_loaded < len(places) / 2
+
+
 def test_what_does_not_fit_is_refused() -> None:
     arrays = old_arrays()
     with pytest.raises(ValueError, match="one of expert_path and traj_data must be given, got neither"):
@@ -73,8 +96,11 @@ def test_what_does_not_fit_is_refused() -> None:
         quiet({**arrays, "actions": arrays["actions"][1:]})
     with pytest.raises(ValueError, match="episode_returns must have 3 rows, as episode_starts says, got 2"):
         quiet({**arrays, "episode_returns": arrays["episode_returns"][1:]})
-    with pytest.raises(ValueError, match="rewards must be finite, got nan"):
-        quiet({**arrays, "rewards": np.full(12, np.nan)})
+    for value in (np.nan, 1e39):
+        with pytest.raises(ValueError, match=f"rewards must be finite, and at most 1e.15, got {re.escape(str(value))}"):
+            quiet({**arrays, "rewards": np.full(12, value)})
+    with pytest.raises(ValueError, match=r"rewards must have one value in each row, got an array of shape \(12, 2\)"):
+        quiet({**arrays, "rewards": np.zeros((12, 2))})
     with pytest.raises(ValueError, match="episode_starts must be True at the first step"):
         quiet({**arrays, "episode_starts": np.roll(arrays["episode_starts"], 1)})
     for changes, message in (
@@ -195,6 +221,24 @@ def test_observations_that_the_space_would_round_are_refused() -> None:
         quiet(arrays).to_replay_buffer(model)
 
 
+@pytest.mark.parametrize(
+    ("space", "value"),
+    [(spaces.Discrete(4), 7), (spaces.MultiBinary(2), 5), (spaces.MultiDiscrete([2, 3]), 2)],
+    ids=str,
+)
+def test_observations_outside_the_space_are_refused(space: spaces.Space[Any], value: int) -> None:
+    arrays = {**old_arrays(), "obs": np.full((12, *(space.shape or (1,))), value)}
+    with pytest.raises(ValueError, match=rf"obs must be values of the observation space .*, got \[.*{value}"):
+        quiet(arrays).to_replay_buffer(an_agent(Shows(space)))
+
+
+def test_images_of_another_shape_are_named_with_their_own() -> None:
+    env = make_vec_env(FakeImageEnv, 1, env_kwargs={"screen_height": 36, "screen_width": 36, "n_channels": 1})
+    arrays = {**old_arrays(), "obs": np.zeros((12, 40, 50, 3), np.uint8), "actions": np.zeros((12, 1), int)}
+    with pytest.raises(ValueError, match=r"got observations of shape \(40, 50, 3\)"):
+        quiet(arrays).to_replay_buffer(an_agent(env, "CnnPolicy", n_steps=3))
+
+
 @pytest.mark.parametrize("action_space", SPACES, ids=str)
 def test_the_behaviour_is_about_the_action_taken_or_the_policys(action_space: spaces.Space[Any]) -> None:
     arrays = expert_of(action_space, 40)
@@ -253,6 +297,16 @@ def test_the_agent_is_shown_its_own_space_and_the_buffer_what_was_recorded() -> 
     assert set(batch.observations[:, 0, 0].int().tolist()) <= {*range(12)}  # type: ignore[index]
     stats, _ = model.policy.step(normalised.observations[:-1].flatten(0, 1), th.zeros(5, 0))  # type: ignore[index]
     np.testing.assert_allclose(batch.behaviour.flatten(0, 1), stats.detach(), rtol=1e-4)
+
+
+def test_an_agent_without_an_environment_is_shown_what_its_statistics_make(tmp_path: Path) -> None:
+    model = an_agent(VecNormalize(make_vec_env(Recorder, 1)))
+    model.learn(40)
+    expected = quiet(new_arrays()).inputs_for(model, np.arange(3))
+    env = model.get_env()
+    model.env = None
+    assert th.equal(quiet(new_arrays()).inputs_for(model, np.arange(3)), expected)
+    model.env = env
 
 
 def test_a_recurrent_agents_memory_at_each_sequence_is_replayed() -> None:

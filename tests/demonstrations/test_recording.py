@@ -1,5 +1,6 @@
 """Recordings hold what the expert did and what the environment returned."""
 
+import re
 import runpy
 import sys
 from functools import partial
@@ -222,15 +223,16 @@ def test_an_image_is_written_as_stable_baselines_wrote_it(tmp_path: Path) -> Non
         np.testing.assert_array_equal(image, expert.shown[0][..., ::-1] if n_channels == 3 else expert.shown[0])
 
 
-def test_images_named_by_a_path_from_elsewhere_are_found_beside_the_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("folder", ["some/folder/recorded_images/", "recorded_images\\"], ids=["elsewhere", "Windows"])
+def test_images_named_by_a_path_from_elsewhere_are_found_beside_the_file(folder: str, tmp_path: Path) -> None:
     env = Shows(spaces.Box(0, 255, (40, 36, 1), np.uint8))
     arrays = generate_expert_traj(lambda image: 0, tmp_path / "expert", env, n_episodes=1)
     old = {key: arrays[key] for key in old_arrays()}
-    old["obs"] = np.array([f"some/folder/{name}" for name in arrays["obs"]])
+    old["obs"] = np.array([f"{folder}{Path(name).name}" for name in arrays["obs"]])
     model = an_agent(DummyVecEnv([lambda: env]), "CnnPolicy", policy_kwargs={})
     dataset = ExpertDataset(save(tmp_path / "old.npz", old), verbose=0)
     assert dataset.observations_for(model, np.arange(5)).shape == (5, 1, 40, 36)
-    with pytest.raises(ValueError, match=r"obs must be paths.*got 'some/folder/recorded_images/0.png'"):
+    with pytest.raises(ValueError, match=rf"obs must be paths.*got {re.escape(repr(f'{folder}0.png'))}"):
         quiet(old).observations_for(model, np.arange(5))
 
 

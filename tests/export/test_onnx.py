@@ -14,7 +14,7 @@ import torch as th
 from gymnasium import spaces
 from sb3_contrib.common.envs import InvalidActionEnvDiscrete
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
-from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecFrameStack, VecNormalize
 from torch import nn
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
@@ -335,6 +335,9 @@ def test_normalised_observations_are_expected_with_a_warning(
     model.set_env(VecNormalize(env_of(VECTOR, spaces.Discrete(3))))
     with pytest.warns(UserWarning, match=r"give vec_normalize=model\.get_vec_normalize_env\(\)"):
         export_onnx(model, tmp_path / "out.onnx")
+    stacked = ACER("MlpPolicy", VecFrameStack(VecNormalize(env_of(VECTOR, spaces.Discrete(3))), 2), device="cpu")
+    with pytest.warns(UserWarning, match="the file expects normalised observations$"):  # its export would be refused
+        export_onnx(stacked, tmp_path / "out.onnx")
     model.save(tmp_path / "agent.zip")
     (tmp_path / "agent").mkdir()  # as in a run's folder
     (tmp_path / "agent" / "vecnormalize.pkl").write_bytes(pickle.dumps(Raising()))  # reading it would raise an error

@@ -94,7 +94,7 @@ def test_a_function_for_a_number_is_left_out_and_said_to_be(tmp_path: Path) -> N
     schedule = name_of("train", "my_schedule")
     data = old_data("MlpPolicy", VECTOR, N_ACTIONS, learning_rate=schedule)
     path = write_pickle(tmp_path / "agent.pkl", data, graph.variables, schedule)
-    with pytest.warns(UserWarning, match=r"agent.pkl: left out train.my_schedule, learning_rate, a Record"):
+    with pytest.warns(UserWarning, match=r"agent.pkl: left out train.my_schedule, learning_rate \(Record\)"):
         model = load_stable_baselines(path)
     assert model.learning_rate == 7e-4
 
@@ -207,6 +207,14 @@ def test_a_whole_vec_normalize_brings_its_clip_and_epsilon(tmp_path: Path) -> No
     normalize = load_obs_rms(path, make_vec_env("CartPole-v1"))
     for raw, expected in ((1.5, 0.25), (9.0, 0.5)):
         np.testing.assert_allclose(np.asarray(normalize.normalize_obs(np.full((1, 4), raw))), expected)
+
+
+def test_a_vec_normalize_that_scaled_rewards_alone_leaves_observations_as_they_are(tmp_path: Path) -> None:
+    rms = make(RUNNING_MEAN_STD, mean=np.zeros(4), var=np.ones(4), count=1e-4)
+    path = tmp_path / "vecnormalize.pkl"
+    path.write_bytes(pickled(make(VEC_NORMALIZE, obs_rms=rms, ret_rms=rms, clip_obs=10.0, norm_obs=False)))
+    normalize = load_obs_rms(path, make_vec_env("CartPole-v1"))
+    assert np.asarray(normalize.normalize_obs(np.full((1, 4), 50.0))).tolist() == [[50.0] * 4]
 
 
 # --- the command line ---
