@@ -34,7 +34,7 @@ FUSED = (th.optim.Adam, th.optim.AdamW)
 """Optimisers whose step torch has as one operation, on the CPU as well."""
 
 
-_rmsprop_step = inspect.unwrap(RMSpropTFLike.step)
+_rmsprop_step = inspect.unwrap(RMSpropTFLike.step)  # without what torch wraps it in
 
 
 class FlatRMSProp(RMSpropTFLike):

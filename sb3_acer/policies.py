@@ -273,8 +273,9 @@ class ACERPolicy(PredictionInterface):
         self.pi_recurrent = self._make_recurrent(int(self.features_extractor.features_dim))
         self.q_recurrent = self.pi_recurrent
         if not self.recurrent_options["shared_lstm"]:
-            has_own, q_dim = self.recurrent_options["enable_critic_lstm"], int(self.q_features_extractor.features_dim)
-            self.q_recurrent = self._make_recurrent(q_dim) if has_own else Identity(q_dim)
+            q_features_dim = int(self.q_features_extractor.features_dim)
+            make = self._make_recurrent if self.recurrent_options["enable_critic_lstm"] else Identity
+            self.q_recurrent = make(q_features_dim)
         self._shares_state = self.q_recurrent is self.pi_recurrent
         self.state_size = self.pi_recurrent.state_size + (0 if self._shares_state else self.q_recurrent.state_size)
         pi_dim, q_dim = self.pi_recurrent.output_size, self.q_recurrent.output_size

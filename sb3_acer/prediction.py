@@ -23,7 +23,7 @@ class PredictionInterface(BasePolicy):
     state_size: int
     """W, the width of the recurrent state"""
     _began = False
-    """whether :meth:`predict` began from the zero state last, without an ``episode_start`` that asked for it"""
+    """whether the last :meth:`predict` began from the zero state and no ``episode_start`` asked for it"""
 
     @abstractmethod
     def step(

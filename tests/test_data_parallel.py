@@ -337,12 +337,12 @@ def test_a_rank_that_is_killed_in_training_is_named() -> None:
         assert str(result).startswith("RankError: training stops: rank 1 (process ")
 
 
-@pytest.mark.parametrize("in_a_list", [False, True])
-def test_checkpoint_callbacks_are_of_rank_0(in_a_list: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_checkpoint_callbacks_are_of_rank_0(is_nested: bool, tmp_path: Path) -> None:
     def act(rank: int) -> bool:
         folder = tmp_path / str(rank)
         callback = CheckpointCallback(8, str(folder))
-        make_model().learn(64, [CallbackList([callback]) if in_a_list else callback])
+        make_model().learn(64, [CallbackList([callback]) if is_nested else callback])
         return folder.exists()
 
     assert on_ranks(act) == [True, False]

@@ -637,7 +637,7 @@ def test_training_with_masks_continues_from_a_checkpoint_to_the_bit(tmp_path: Pa
     assert_masks_are_those_of_the_states(continued, Doors().table)
 
 
-def test_recurrent_policies_learn_with_masks_and_burn_in() -> None:
+def test_parameters_stay_finite_with_masks_and_burn_in() -> None:
     agent = make_agent(doors(), "MlpLstmPolicy", burn_in=4, learning_rate=1e-3)
     agent.learn(3 * 60)
     assert all(bool(parameter.isfinite().all()) for parameter in agent.policy.parameters())

@@ -162,7 +162,7 @@ class ExpertDataset:
         fitting: np.ndarray = observations.astype(space.dtype, copy=False)
         changed = [] if fitting.dtype.kind == "f" else observations[fitting != observations][:5].tolist()
         if not isinstance(space, spaces.Box):
-            changed += [row.tolist() for row in fitting if not space.contains(row)][:5]
+            changed += [row.tolist() for row in np.unique(fitting, axis=0) if not space.contains(row)][:5]
         require(not changed, "obs", f"values of the observation space {space!r}", changed)
         return fitting
 
