@@ -4,7 +4,7 @@ The state of environments, to be set again in another process.
 The state of a wrapper or an environment that has ``get_state()`` and ``set_state(state)`` is what ``get_state``
 returns. That of any other consists of its attributes, pickled; among them ale-py's emulator is saved by its own state
 with its random numbers, and MuJoCo's ``MjData`` as a whole. Files, windows and functions stay those of the environment
-whose state is set.
+whose state is set; methods of objects do not.
 """
 
 import io
@@ -14,7 +14,7 @@ import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import connection
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 import cloudpickle
@@ -30,7 +30,6 @@ _OF_THE_PROCESS = (
     ResultsWriter,
     EnvSpec,
     FunctionType,
-    MethodType,
     BuiltinFunctionType,
     ModuleType,
     type,

@@ -284,6 +284,31 @@ class Drawing(gym.Env[Any, Any]):
         return self.generator.random(1, np.float32), 0.0, False, False, {}
 
 
+class Phases(Drawing):
+    """Holds a method of its generator, and the method for its next step, which changes from time to time."""
+
+    def __init__(self) -> None:
+        super().__init__(np.random.default_rng(5))
+        self.draw, self.act = self.generator.random, self.observe
+
+    def observe(self) -> Any:
+        number = self.draw(1, np.float32)
+        self.act = self.rest if number < 0.5 else self.observe
+        return number
+
+    def rest(self) -> Any:
+        number = self.generator.random(1, np.float32)
+        self.act = self.observe if number < 0.5 else self.rest
+        return 1 - number
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return self.act(), 0.0, False, False, {}
+
+
+def test_methods_that_an_environment_holds_go_on() -> None:
+    assert require_that_another_goes_on(lambda: DummyVecEnv([Phases])) == "attributes"
+
+
 def test_what_environments_of_one_process_share_they_go_on_sharing() -> None:
     def make() -> VecEnv:
         generator = np.random.default_rng(5)
