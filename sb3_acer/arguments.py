@@ -1,6 +1,7 @@
 """ACER's arguments: their rules as a table, what other algorithms call them, and how runs are compared by them."""
 
 import os
+import random
 import re
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -86,7 +87,8 @@ ATTRIBUTES = {"lr_schedule": "lr_schedule_name", "stats_window_size": "_stats_wi
 
 _MAY_DIFFER = {"env", "device", "verbose", "tensorboard_log"}
 """arguments that ranks need not share, and that may change when a run is continued"""
-_PLAIN = (bool, int, float, str, bytes, type(None), np.generic, np.random.Generator, np.random.RandomState)
+_PLAIN = (bool, int, float, str, bytes, type(None), np.generic)
+_GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
 
 OTHER_NAMES = {
     "learning_starts": "replay_start",
@@ -275,7 +277,7 @@ def is_plain(value: Any) -> bool:
         return all(is_plain(part) for pair in value.items() for part in pair)
     if isinstance(value, (list, tuple, set, deque)):
         return all(map(is_plain, value))
-    return isinstance(value, (np.ndarray, *_PLAIN))
+    return isinstance(value, (np.ndarray, *_PLAIN, *_GENERATORS))
 
 
 def check_callback(name: str, value: Any) -> None:

@@ -720,6 +720,29 @@ def test_what_a_callback_has_collected_stays_where_the_program_sees_it(tmp_path:
     assert last == {"step": 304}
 
 
+class Draws(BaseCallback):
+    """Draws from generators of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generators = (np.random.default_rng(1), np.random.RandomState(1))
+        self.own = random.Random(1)
+        self.drawn: list[float] = []
+
+    def _on_step(self) -> bool:
+        self.drawn += [generator.random() for generator in (*self.generators, self.own)]
+        return True
+
+
+def test_generators_of_callbacks_go_on(tmp_path: Path) -> None:
+    whole, rest = Draws(), Draws()
+    make_model().learn(300, whole)
+    with pytest.raises(Killed):
+        make_model().learn(300, [Draws(), KillAt(201)], checkpoint=tmp_path, checkpoint_freq=64)
+    make_model().learn(300, rest, checkpoint=tmp_path)
+    assert rest.drawn == whole.drawn
+
+
 class FailsAtFirst(BaseCallback):
     """Fails once, when learn begins."""
 
