@@ -268,7 +268,9 @@ def comparable(value: Any) -> Any:
         return value.tolist()
     if type(value) in (list, tuple):
         return list(map(comparable, value))
-    return value if is_plain(value) else "a function" if callable(value) else f"a {type(value).__name__}"
+    if isinstance(value, (*_PLAIN, set, deque)):
+        return value
+    return "a function" if callable(value) else f"a {type(value).__name__}"
 
 
 def is_plain(value: Any) -> bool:

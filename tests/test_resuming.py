@@ -638,6 +638,19 @@ def test_settings_that_hold_an_array_are_compared(tmp_path: Path) -> None:
         ACER.load(tmp_path / "agent", policy_kwargs=options(2))
 
 
+def test_settings_that_hold_a_generator_do_not_stop_a_run_from_going_on(tmp_path: Path) -> None:
+    class Noisy(FlattenExtractor):
+        def __init__(self, observation_space: Any, generator: np.random.Generator) -> None:
+            super().__init__(observation_space)
+
+    def model() -> ACER:
+        options = {"features_extractor_kwargs": {"generator": np.random.default_rng(1)}}
+        return make_model(policy_kwargs={"features_extractor_class": Noisy, **options})
+
+    model().learn(64, checkpoint=tmp_path)
+    assert model().learn(128, checkpoint=tmp_path).num_timesteps == 128
+
+
 def test_a_schedule_that_a_program_assigns_is_used_after_an_interruption_too(tmp_path: Path) -> None:
     def program(folder: Path, *callbacks: BaseCallback) -> ACER:
         model = make_model()
