@@ -74,7 +74,7 @@ class OnRank:
     def on_step(self) -> bool:
         self.stops |= not self._callback.on_step()
         for each in (self._callback, *getattr(self._callback, "callbacks", [])):
-            if hasattr(each, "pbar"):  # of a progress bar, which has counted this rank's environments
+            if isinstance(each, ProgressBarCallback):  # it has counted this rank's environments
                 each.pbar.update(self._n_others)
         return True
 

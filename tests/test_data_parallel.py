@@ -433,6 +433,19 @@ def test_a_progress_bar_counts_the_steps_of_all_ranks() -> None:
     assert on_ranks(act) == [(64, 64), None]
 
 
+class OwnBar(BaseCallback):
+    """A progress bar that is none of SB3's, and is not shown."""
+
+    pbar = None
+
+    def _on_step(self) -> bool:
+        return True
+
+
+def test_a_callback_may_have_an_attribute_that_is_named_like_a_progress_bar() -> None:
+    assert on_ranks(lambda rank: make_model().learn(64, [OwnBar()]).num_timesteps) == [64, 64]
+
+
 def test_ranks_save_checkpoints_at_the_same_time(tmp_path: Path) -> None:
     for result in on_ranks(lambda rank: make_model().learn(64, checkpoint=tmp_path, checkpoint_freq=10 + rank)):
         assert str(result) == "ValueError: checkpoint_freq must be equal on all ranks, got [10, 11]"
