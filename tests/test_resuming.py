@@ -485,11 +485,11 @@ def test_a_call_that_was_interrupted_goes_on_without_a_warning(tmp_path: Path) -
     assert resumed.num_timesteps == 128
 
 
-def test_a_frequency_of_checkpoints_without_a_folder_for_them_is_a_warning() -> None:
-    with pytest.warns(
-        UserWarning, match="checkpoint_freq has no effect without checkpoint, the folder to save to"
-    ) as warned:
-        ACER("MlpPolicy", "CartPole-v1", **SMALL).learn(64, checkpoint_freq=32)
+@pytest.mark.parametrize("name", ["checkpoint_freq", "checkpoint_keep"])
+def test_arguments_of_checkpoints_without_a_folder_for_them_are_a_warning(name: str) -> None:
+    arguments: dict[str, Any] = {name: 32}
+    with pytest.warns(UserWarning, match=f"{name} has no effect without checkpoint, the folder to save to") as warned:
+        ACER("MlpPolicy", "CartPole-v1", **SMALL).learn(64, **arguments)
     assert warned[0].filename == __file__
 
 
