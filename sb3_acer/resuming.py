@@ -190,7 +190,8 @@ class ResumableAlgorithm(DataParallelAlgorithm):
             n_ranks, threads = found.manifest["ranks"], found.manifest["threads"]
         is_same = n_ranks == distributed.world_size()
         rank = distributed.rank() if is_same else 0
-        model = cls.load(found.path / _of_rank(_AGENT, rank), env, device=device, force_reset=False, **kwargs)
+        kwargs = {"force_reset": False, **kwargs}
+        model = cls.load(found.path / _of_rank(_AGENT, rank), env, device=device, **kwargs)
         training = found.path / _of_rank(_TRAINING, rank)
         with opened(training, "npz") as file, named(training):
             resumed = read_state(file, "the checkpoint")

@@ -353,6 +353,13 @@ def test_another_number_of_environments_begins_new_episodes(tmp_path: Path) -> N
     assert loaded.learn(150).num_timesteps == 168  # rollouts of 24 steps
 
 
+def test_the_environments_begin_new_episodes_if_the_program_says_so(tmp_path: Path) -> None:
+    make_model(env=Recorder).learn(96, checkpoint=tmp_path)
+    for force_reset, clock in ((False, 0), (True, 1)):  # after 56 or 8 steps, in episodes of seven
+        model = make_model(tmp_path, Recorder, force_reset=force_reset).learn(112)
+        assert np.asarray(model._last_obs)[0, 0] == clock
+
+
 def test_settings_of_callbacks_are_those_of_the_new_run(tmp_path: Path) -> None:
     """Their counters are those of the old one."""
 
