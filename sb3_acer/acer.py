@@ -399,7 +399,8 @@ class ACER(StableBaselinesInterface):
             ``action_masks()``, see :mod:`sb3_acer.masks`. Other environments are trained without masks in either case.
         :param checkpoint: folder of checkpoints, one for each call of ``learn``
         :param checkpoint_freq: steps of single environments between two checkpoints, 100,000 unless it is given
-        :param checkpoint_keep: number of checkpoints that are kept, the newest ones; 2 unless it is given
+        :param checkpoint_keep: number of checkpoints that are kept, the newest ones; None: as many as when the last one
+            was written, at first 2
         :raises ValueError: for an argument outside its range; if a wrapper around VecNormalize changes observations; if
             masks leave no valid action in a state, or are for Box actions; if an observation or a reward is NaN,
             infinite or beyond 1e15; and if a gradient is NaN or infinite. If an observation or a reward is refused,
@@ -425,7 +426,7 @@ class ACER(StableBaselinesInterface):
             if checkpoint is None and value is not None:
                 warn(f"{name} has no effect without checkpoint, the folder to save to")
         checkpoint_freq = check_whole("checkpoint_freq", 100_000 if checkpoint_freq is None else checkpoint_freq, 1)
-        checkpoint_keep = check_integer("checkpoint_keep", 2 if checkpoint_keep is None else checkpoint_keep)
+        checkpoint_keep = None if checkpoint_keep is None else check_integer("checkpoint_keep", checkpoint_keep)
         for hint in self._hints(total_timesteps, reset_num_timesteps):
             warn(hint)
         self._use_masking = check_boolean("use_masking", use_masking)

@@ -112,7 +112,8 @@ def _read_manifest(path: Path) -> dict[str, Any] | None:
     try:
         manifest: dict[str, Any] = json.loads((path / _MANIFEST).read_text())
         sizes = {name: (int(size), int(checksum)) for name, (size, checksum) in manifest["files"].items()}
-        return {**manifest, "format": str(manifest["format"]), "files": sizes}
+        keep = max(int(manifest.get("keep", 2)), 1)
+        return {**manifest, "format": str(manifest["format"]), "keep": keep, "files": sizes}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return None
 
@@ -180,7 +181,7 @@ def require_same_run(folder: Path, run: str) -> None:
 
 
 @contextmanager
-def new_checkpoint(folder: str | Path, manifest: dict[str, Any], keep: int) -> Iterator[Path]:
+def new_checkpoint(folder: str | Path, manifest: dict[str, Any], keep: int | None) -> Iterator[Path]:
     """
     A new checkpoint. Older ones than the newest ``keep`` are deleted once it is whole and on the disk. Damaged ones
     stay, and are not counted.
@@ -188,7 +189,7 @@ def new_checkpoint(folder: str | Path, manifest: dict[str, Any], keep: int) -> I
     :param folder: folder of checkpoints
     :param manifest: what is to be known without reading the files: ``run``, the id of the run, and ``num_timesteps``,
         which is part of the name
-    :param keep: number of checkpoints that are kept
+    :param keep: number of checkpoints that are kept; None: as many as when the newest one was written, at first 2
     :return: the folder to write files to, each flushed to the disk
     :raises ValueError: if the folder has checkpoints of another run, or another program writes there
     :raises OSError: if it cannot be written; the older ones are kept then
@@ -197,13 +198,16 @@ def new_checkpoint(folder: str | Path, manifest: dict[str, Any], keep: int) -> I
     unfinished = folder / _UNFINISHED
     with locked(folder):
         require_same_run(folder, manifest["run"])
+        if keep is None:
+            manifests = map(_read_manifest, reversed(_all_checkpoints(folder)))
+            keep = next(filter(None, manifests), {"keep": 2})["keep"]
         shutil.rmtree(unfinished, ignore_errors=True)  # of a program that was killed
         unfinished.mkdir()
         try:
             yield unfinished
             files = {path.name: (path.stat().st_size, _checksum(path)) for path in sorted(unfinished.iterdir())}
             with replacing(unfinished / _MANIFEST, "json") as file:
-                file.write(json.dumps({"format": FORMAT, **manifest, "files": files}, indent=1).encode())
+                file.write(json.dumps({"format": FORMAT, **manifest, "keep": keep, "files": files}, indent=1).encode())
             _flush(unfinished)
             number = 1 + max(map(_number, _all_checkpoints(folder)), default=0)
             new = folder / f"checkpoint_{number}_{manifest['num_timesteps']}_steps"

@@ -47,8 +47,8 @@ class Checkpoints(NamedTuple):
     folder: Path
     freq: int
     """steps between two checkpoints"""
-    keep: int
-    """number of checkpoints that are kept"""
+    keep: int | None
+    """number of checkpoints that are kept; None: as many as when the newest one was written, at first 2"""
 
 
 class ResumableAlgorithm(DataParallelAlgorithm):
@@ -83,7 +83,7 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         self._notice_other_resets()
         return {name: value for name, value in vars(self).items() if name not in (*_OF_LEARN, "_finite_env")}
 
-    def save_checkpoint(self, folder: str | Path, keep: int = 2, *, with_env: bool = True) -> Path:
+    def save_checkpoint(self, folder: str | Path, keep: int | None = None, *, with_env: bool = True) -> Path:
         """
         Save training with everything that it depends on: the agent with its generators, the replay buffer with the
         rollout under way, the random numbers of torch, numpy and Python, the counters of the logger and of the
@@ -99,7 +99,8 @@ class ResumableAlgorithm(DataParallelAlgorithm):
 
         :param folder: folder of checkpoints. Once it has one it always has a whole one, even if the program is killed
             while it writes
-        :param keep: number of checkpoints that are kept, the newest ones
+        :param keep: number of checkpoints that are kept, the newest ones; None: as many as when the last one was
+            written, at first 2
         :param with_env: False if the environments are not between two steps. They will begin new episodes.
         :return: the checkpoint's own folder
         :raises ValueError: if the folder has checkpoints of another run, or another program writes to it; for an agent
@@ -108,7 +109,7 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         """
         self._require_ready("save_checkpoint")
         _require_folder("folder", "the path of a folder", folder)
-        keep = check_integer("keep", keep)
+        keep = None if keep is None else check_integer("keep", keep)
         check_boolean("with_env", with_env)
         if with_env and self._is_within_rollout:
             raise ValueError(
@@ -248,7 +249,7 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         reset_num_timesteps: bool,
         checkpoint: str | Path | None,
         checkpoint_freq: int,
-        checkpoint_keep: int,
+        checkpoint_keep: int | None,
     ) -> Iterator[None]:
         """Within it SB3's ``learn`` saves checkpoints, and continues from one. Arguments as of :meth:`ACER.learn`."""
         if checkpoint is not None:

@@ -425,8 +425,17 @@ def test_a_damaged_file_is_refused(name: str, tmp_path: Path) -> None:
 
 
 def test_learn_keeps_as_many_checkpoints_as_it_is_told(tmp_path: Path) -> None:
-    make_model().learn(96, checkpoint=tmp_path, checkpoint_freq=16, checkpoint_keep=4)
-    assert len([path for path in tmp_path.iterdir() if path.is_dir()]) == 4
+    def n_kept() -> int:
+        return len([path for path in tmp_path.iterdir() if path.is_dir()])
+
+    model = make_model().learn(96, checkpoint=tmp_path, checkpoint_freq=16, checkpoint_keep=4)
+    assert n_kept() == 4
+    oldest = min(tmp_path.glob("checkpoint_*"), key=lambda path: int(path.name.split("_")[1]))
+    make_model(oldest).learn(128, checkpoint=tmp_path)  # which does not say it again
+    model.save_checkpoint(tmp_path)
+    assert n_kept() == 4
+    model.save_checkpoint(tmp_path, keep=1)
+    assert n_kept() == 1
 
 
 def test_another_number_of_threads_is_warned_of(tmp_path: Path) -> None:
