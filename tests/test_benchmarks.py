@@ -7,10 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from filelock import FileLock
 
 from benchmarks import experiments, outcome, report, run, tables
 from sb3_acer import ACER
+from sb3_acer.atari.run import make_parser
 
 
 def test_readme_shows_what_the_tables_hold(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,6 +34,21 @@ def test_experiments_have_the_seeds_of_their_results() -> None:
     for experiment in experiments.load_experiments().values():
         finished = {int(row["seed"]) for row in rows if row["experiment"] == experiment.name}
         assert finished == set(experiment.seeds), experiment.name
+
+
+def test_results_have_the_steps_of_their_experiments() -> None:
+    known, entries = experiments.load_experiments(), yaml.safe_load(experiments.ENTRIES.read_text())
+    for row in [row for name in ("final.csv", "ablations.csv") for row in tables.read(tables.RESULTS / name)]:
+        each = known[row["experiment"]]
+        if not each.conf and (each.algorithm == "acer" or each.settings):  # others have rl-zoo's entries
+            settings = each.settings or entries.get(each.entry or each.environment)
+            steps = each.steps or settings["n_timesteps"]
+            assert steps <= int(row["steps"]) < 1.03 * steps, each.name
+
+
+def test_an_ablation_of_atari_has_the_settings_of_stable_baselines(tmp_path: Path) -> None:
+    line = experiments.command(experiments.load_experiments()["pong_defaults"], 0, tmp_path)
+    assert make_parser().parse_args(line[2:]).stable_baselines
 
 
 def test_list_of_algorithms_makes_an_experiment_of_each(tmp_path: Path) -> None:
