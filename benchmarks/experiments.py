@@ -34,7 +34,6 @@ class Experiment:
     :param steps: number of steps, if not the entry's
     :param eval_freq: steps between two evaluations on the way
     :param eval_episodes: episodes of each of them
-    :param n_eval_envs: environments to evaluate in
     :param packages: modules that register the environment
     :param arguments: further arguments of the command
     :param solved: a mean reward; the tables then say when an evaluation first reached it
@@ -60,7 +59,6 @@ class Experiment:
     steps: int = 0
     eval_freq: int = 10_000
     eval_episodes: int = 10
-    n_eval_envs: int = 5
     packages: list[str] = field(default_factory=list)
     arguments: list[str] = field(default_factory=list)
     solved: float | None = None
@@ -121,7 +119,7 @@ def command(experiment: Experiment, seed: int, folder: Path, steps: int = 0, dev
     line = [sys.executable, *(launcher if experiment.ranks > 1 else []), "-m", "sb3_acer", "train"]
     line += ["--algo", experiment.algorithm, "--env", experiment.environment]
     line += ["--seed", str(seed), "-f", str(folder), "--verbose", "0", "--num-threads", "1", "--device", device]
-    line += ["--n-eval-envs", str(experiment.n_eval_envs), "--eval-freq", str(experiment.eval_freq)]
+    line += ["--n-eval-envs", "5", "--eval-freq", str(experiment.eval_freq)]
     line += ["--eval-episodes", str(experiment.eval_episodes)]
     conf = str(folder / "conf.yml") if experiment.entry or experiment.settings else experiment.conf
     line += ["-conf", conf] if conf else []

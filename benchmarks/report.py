@@ -193,7 +193,7 @@ def studies() -> str:
                 f"{sum(float(row['seconds'] or 0) for row in all_trials) / 60:.0f}",
             ]
         )
-    return markdown(["task", "trials", "not pruned", "the first", "the best", "its number", "minutes"], rows)
+    return markdown(["task", "trials", "complete", "the first", "the best", "its number", "minutes"], rows)
 
 
 def study_commands() -> str:
