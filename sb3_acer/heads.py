@@ -59,38 +59,69 @@ class QHead(nn.Module):
         nn.init.orthogonal_(self.q.weight)
         nn.init.zeros_(self.q.bias)
 
-    def values(self, q: th.Tensor, stats: th.Tensor) -> th.Tensor:
+    def _q(self, outputs: th.Tensor) -> th.Tensor:
+        """Q of every action, ``[N, P]``, from the network's outputs, ``[N, O]``."""
+        return outputs
+
+    def _outputs_gradient(self, q_gradient: th.Tensor) -> th.Tensor:
+        """The backward pass of :meth:`_q`."""
+        return q_gradient
+
+    def values(self, outputs: th.Tensor, stats: th.Tensor) -> th.Tensor:
         """
-        :param q: Q of every action, ``[N, P]``
+        :param outputs: outputs of the critic's network, ``[N, O]``
         :param stats: statistics of pi in the same rows, ``[N, P]``
         :return: V, ``[N]``
         """
-        return (stats * q).sum(-1)
+        return (stats * self._q(outputs)).sum(-1)
 
     def forward(
-        self, q: th.Tensor, stats: th.Tensor, actions: th.Tensor, n_samples: int, rng: np.random.Generator
+        self, outputs: th.Tensor, stats: th.Tensor, actions: th.Tensor, n_samples: int, rng: np.random.Generator
     ) -> CriticOutput:
         """
-        :param q: Q of every action, ``[N, P]``, the first T * B rows those of the steps
+        :param outputs: outputs of the critic's network, ``[N, O]``, the first T * B rows those of the steps
         :param stats: statistics of pi in the same rows, ``[N, P]``
         :param actions: the actions taken, ``[T, B, D]``
         :param n_samples: unused: nothing is sampled
         :param rng: unused
         """
-        shape = actions.shape[:2]
+        shape, q = actions.shape[:2], self._q(outputs)
         q_steps, weights = (rows[: shape.numel()].view(*shape, -1) for rows in (q, stats))
 
         def backward(q_gradient: th.Tensor, value_gradient: th.Tensor | None) -> th.Tensor:
-            return th.zeros_like(q).scatter_(1, actions.flatten(0, 1), q_gradient.reshape(-1, 1))
+            taken = actions.flatten(0, 1)
+            return self._outputs_gradient(th.zeros_like(q).scatter_(1, taken, q_gradient.reshape(-1, 1)))
 
         return CriticOutput(
-            values=self.values(q, stats),
+            values=(stats * q).sum(-1),
             q_values=q_steps.gather(-1, actions).squeeze(-1),
             candidates=_every_action(q.shape[-1], q.device).expand(*q_steps.shape, 1),
             weights=weights,
             candidate_values=q_steps,
             backward=backward,
         )
+
+
+class DuelingQHead(QHead):
+    """
+    :class:`QHead` with the outputs V and A (Wang et al., *Dueling Network Architectures for Deep Reinforcement
+    Learning*, ICML 2016, equation 9): Q(x, a) = V(x) + A(x, a) - mean_b A(x, b).
+
+    What is learnt of the action taken moves Q of the others too. Without it Q of actions that are rarely taken lags
+    behind while the returns grow, and the policy may never take them again.
+    """
+
+    def __init__(self, family: Family, latent_dim: int) -> None:
+        super().__init__(family, latent_dim)
+        self.q = nn.Linear(latent_dim, 1 + family.n_stats)
+
+    def _q(self, outputs: th.Tensor) -> th.Tensor:
+        advantages = outputs[:, 1:]
+        return dueling(outputs[:, 0], advantages, advantages)
+
+    def _outputs_gradient(self, q_gradient: th.Tensor) -> th.Tensor:
+        total = q_gradient.sum(-1, keepdim=True)
+        return th.cat((total, q_gradient - total / q_gradient.shape[-1]), -1)
 
 
 @cache

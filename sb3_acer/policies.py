@@ -34,7 +34,7 @@ from sb3_acer.checks import (
     warn,
 )
 from sb3_acer.distributions import make_family
-from sb3_acer.heads import DuelingHead, QHead
+from sb3_acer.heads import DuelingHead, DuelingQHead, QHead
 from sb3_acer.mlp import Chain, ForwardPass, add_gradient
 from sb3_acer.parameters import FlatParameters
 from sb3_acer.prediction import PredictionInterface
@@ -125,6 +125,8 @@ class ACERPolicy(PredictionInterface):
     :param log_std_init: initial logarithm of the standard deviation of continuous actions, which does not depend on the
         state
     :param learn_log_std: whether it is learnt; the paper fixes it
+    :param dueling: whether Q of Discrete actions is made of V and advantages, see
+        :class:`~sb3_acer.heads.DuelingQHead`; for other action spaces it always is, as in the paper
     :param features_extractor_class: features extractor; None: the class attribute ``default_features_extractor``
     :param features_extractor_kwargs: its keyword arguments
     :param share_features_extractor: whether policy and critic use one features extractor
@@ -159,6 +161,7 @@ class ACERPolicy(PredictionInterface):
         ortho_init: bool = True,
         log_std_init: float = 0.0,
         learn_log_std: bool = True,
+        dueling: bool = False,
         features_extractor_class: type[BaseFeaturesExtractor] | None = None,
         features_extractor_kwargs: dict[str, Any] | None = None,
         share_features_extractor: bool = True,
@@ -176,6 +179,7 @@ class ACERPolicy(PredictionInterface):
         for name, value in {
             "ortho_init": ortho_init,
             "learn_log_std": learn_log_std,
+            "dueling": dueling,
             "share_features_extractor": share_features_extractor,
             "shared_lstm": shared_lstm,
             "enable_critic_lstm": enable_critic_lstm,
@@ -213,6 +217,7 @@ class ACERPolicy(PredictionInterface):
         self.ortho_init = ortho_init
         self.log_std_init = check_number("log_std_init", log_std_init, -20, 20)
         self.learn_log_std = bool(learn_log_std)
+        self.dueling = dueling
         self.share_features_extractor = share_features_extractor
         self.recurrent_class = recurrent_class
         self.recurrent_options: dict[str, Any] = {
@@ -287,7 +292,7 @@ class ACERPolicy(PredictionInterface):
         if self.family.n_log_std:
             initial = th.full((self.family.n_log_std,), float(self.log_std_init))
             self.log_std = nn.Parameter(initial, requires_grad=self.learn_log_std)
-        head_class = QHead if self.family.enumerable else DuelingHead
+        head_class = DuelingHead if not self.family.enumerable else DuelingQHead if self.dueling else QHead
         self.q_head: QHead | DuelingHead = head_class(self.family, (q_arch or [q_dim])[-1])
         if self.ortho_init:
             for module in (self.features_extractor, self.q_features_extractor, self.pi_net, self.q_net):

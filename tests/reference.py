@@ -15,7 +15,7 @@ from gymnasium import spaces
 from torch import nn
 
 from sb3_acer.distributions import EPSILON, MAX_LOG_RATIO
-from sb3_acer.heads import QHead
+from sb3_acer.heads import DuelingQHead, QHead
 from sb3_acer.policies import ACERPolicy
 from sb3_acer.recurrent import GRU, LSTM, Gated, Identity, Recurrent
 from sb3_acer.sequences import SequenceBatch
@@ -327,10 +327,19 @@ def moment(policy: ACERPolicy, observation: th.Tensor, state: th.Tensor) -> Mome
     stats = statistics(policy.action_space, outputs, policy.log_std)
     latent = dense(policy.q_net, y)
     if isinstance(policy.q_head, QHead):
-        value = (stats * dense(policy.q_head.q, latent)).sum().detach()
+        value = (stats * q_of_every_action(policy.q_head, latent)).sum().detach()
     else:
         value = dense(policy.q_head.latent, latent)[0]
     return Moment(stats, latent, value, th.cat((pi_state, q_state)))
+
+
+def q_of_every_action(head: QHead, latent: th.Tensor) -> th.Tensor:
+    outputs = dense(head.q, latent)
+    if isinstance(head, DuelingQHead):
+        value, *advantages = outputs
+        mean = sum(advantages) / len(advantages)
+        return th.stack([value + advantage - mean for advantage in advantages])
+    return outputs
 
 
 def raw_advantage(policy: ACERPolicy, latent: th.Tensor, action: th.Tensor) -> th.Tensor:
@@ -392,7 +401,7 @@ def evaluate_action(
     """Q of the action taken; candidates, their weights and their Q. The first half of the noise is theirs."""
     space, stats = policy.action_space, now.stats.detach()
     if isinstance(policy.q_head, QHead):
-        q = dense(policy.q_head.q, now.latent)
+        q = q_of_every_action(policy.q_head, now.latent)
         every = [th.tensor([a]) for a in range(len(q))]
         return q[int(action)], every, stats.tolist(), q.tolist()
     sampled = [sample(space, stats, th.from_numpy(each)) for each in noise]

@@ -255,6 +255,23 @@ def test_the_value_of_a_state_is_the_mean_q_under_the_policy_for_discrete_action
     assert th.equal(found.candidates, th.arange(4).view(4, 1).expand(4, 3, 4, 1))
 
 
+@pytest.mark.parametrize("dueling", [False, True])
+def test_what_is_learnt_of_one_action_moves_q_of_the_others_where_the_critic_is_dueling(dueling: bool) -> None:
+    policy = make(dueling=dueling, net_arch=[])
+    given = sequences(policy)
+    given = given._replace(actions=th.zeros_like(given.actions))
+    assert isinstance(given.observations, th.Tensor)
+    found = evaluate(policy, given)
+    close(policy.predict_values(given.observations[:-1].flatten(0, 1)).view_as(found.values), found.values)
+    policy.flat.zero_grad()
+    found.backward(th.zeros_like(found.stats), -th.ones_like(found.q_values))
+    th.optim.SGD(policy.q_head.parameters(), 0.1).step()
+    moved = evaluate(policy, given).candidate_values - found.candidate_values
+    assert (moved[..., 0] > 0).all()
+    # The gradient with respect to n outputs A is 1 - 1/n and -1/n, and with respect to V it is 1.
+    close(moved[..., 1:], moved[..., :1].expand(-1, -1, 3) * (0.75 / 1.75 if dueling else 0.0))
+
+
 @pytest.mark.parametrize("n_samples", [1, 5])
 @sampled_actions
 def test_the_mean_q_of_sampled_actions_is_the_value_of_the_state(action_space: Space, n_samples: int) -> None:
@@ -1203,6 +1220,7 @@ def test_the_parts_of_an_observation_may_be_given_in_any_order() -> None:
     [
         "ortho_init",
         "learn_log_std",
+        "dueling",
         "share_features_extractor",
         "shared_lstm",
         "enable_critic_lstm",

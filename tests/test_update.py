@@ -213,6 +213,8 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "an LSTM before it": {"net_arch": [4], "activation_fn": th.nn.ELU, "recurrent_class": LSTM},
     "a shared LSTM": {"recurrent_class": LSTM, "shared_lstm": True, "enable_critic_lstm": False},
     "an LSTM for the policy alone": {"recurrent_class": LSTM, "enable_critic_lstm": False},
+    "a dueling critic": {"dueling": True},
+    "a dueling critic without hidden layers": {"net_arch": [], "dueling": True},
 }
 
 
