@@ -13,7 +13,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepR
 
 from sb3_acer.checks import require
 from sb3_acer.env_state import forked_workers, wait_for_workers
-from sb3_acer.sequences import by_key
+from sb3_acer.sequences import by_key, n_categories, spaces_by_key
 from sb3_acer.vec_normalize import kept_if_refused, normalize_of_policy, recording_finals
 
 LARGEST = 1e15
@@ -29,8 +29,9 @@ _WIDENED = frozenset(np.dtype(name) for name in ("float16", "int64", "uint64"))
 class FiniteVecEnv(VecEnvWrapper):
     """
     The environment as rollouts see it: the user's, VecNormalize included. It refuses NaN, infinite and far too large
-    values, and restores VecNormalize's statistics if a step is refused; it keeps final observations as they were before
-    VecNormalize; and it knows whether something else has reset the environment.
+    values and categories that the observation space does not have, and restores VecNormalize's statistics if a step is
+    refused; it keeps final observations as they were before VecNormalize; and it knows whether something else has reset
+    the environment.
 
     :param venv: the environment
     :param count_steps: returns the number of steps taken before, of all environments together
@@ -41,6 +42,7 @@ class FiniteVecEnv(VecEnvWrapper):
         self._count_steps = count_steps
         self._normalize = unwrap_vec_normalize(venv)
         self.normalize_of_policy = normalize_of_policy(venv)
+        self._n_categories = n_categories(venv.observation_space)
         self._raw = venv if self.normalize_of_policy is None else self.normalize_of_policy.venv
         self.finals: dict[int, Any] = {}  # of the last step, by environment, before VecNormalize
         self._forked = forked_workers(venv)
@@ -62,6 +64,7 @@ class FiniteVecEnv(VecEnvWrapper):
                 _require_finite("reward", np.asarray(values, np.float64), step)
             for env, final in self.finals.items():
                 _require_finite("observation", final, step, env)
+                self._require_categories(final, step, env)
         return observations, rewards, dones, infos
 
     def mark_resets(self) -> None:
@@ -88,11 +91,22 @@ class FiniteVecEnv(VecEnvWrapper):
         """
         :param observations: what the environment returned last
         :param step: the step it is of, for the message
-        :raises ValueError: if they, or those that VecNormalize got, are not finite or too large
+        :raises ValueError: if they, or those that VecNormalize got, are not finite or too large, or if they have a
+            category that the observation space does not have
         """
         if self._normalize is not None:
             _require_finite("observation", self._normalize.old_obs, step)
         _require_finite("observation", observations, step)
+        self._require_categories(observations, step)
+
+    def _require_categories(self, observations: Any, step: int, env: int | None = None) -> None:
+        for key, most in self._n_categories.items():
+            part = np.asarray(by_key(observations)[key])
+            wrong = ~((part >= 0) & (part < most))
+            if wrong.any():
+                part, env = _first_wrong(part, wrong, env)
+                rule = f"of {spaces_by_key(self.observation_space)[key]}"
+                raise ValueError(_message("observation", key, rule, part, env, step))
 
     def require_unchanged(self, observations: Any) -> None:
         """
@@ -119,11 +133,24 @@ def _require_finite(name: str, values: Any, step: int, env: int | None = None) -
         # A small sum of squares means that every value is small: a fifth of the time of abs().max(). NaN is never <=.
         if part.dtype.kind != "f" or np.vdot(part, part) <= LARGEST or np.abs(part).max() <= LARGEST:
             continue
-        wrong = ~(np.abs(part) <= LARGEST)
-        if env is None:
-            env = int(np.argwhere(wrong)[0, 0])
-            part = part[env]
-        kind = f"{name} {key!r}" if key else name
+        part, env = _first_wrong(part, ~(np.abs(part) <= LARGEST), env)
         rule = f"at most {LARGEST:g} in absolute value, since training squares it in float32"
         rule = rule if np.isfinite(part).all() else "finite"
-        raise ValueError(f"{kind} must be {rule}, got {part} from environment {env} at step {step}")
+        raise ValueError(_message(name, key, rule, part, env, step))
+
+
+def _first_wrong(part: np.ndarray, wrong: np.ndarray, env: int | None) -> tuple[np.ndarray, int]:
+    """
+    :param part: ``[n_envs, ...]``, or the values of environment ``env`` alone
+    :param wrong: which values break a rule
+    :return: the values of the first environment that has such, and its number
+    """
+    if env is not None:
+        return part, env
+    env = int(np.argwhere(wrong)[0, 0])
+    return part[env], env
+
+
+def _message(name: str, key: str, rule: str, part: np.ndarray, env: int, step: int) -> str:
+    kind = f"{name} {key!r}" if key else name
+    return f"{kind} must be {rule}, got {part} from environment {env} at step {step}"

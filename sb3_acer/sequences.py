@@ -95,3 +95,14 @@ def spaces_by_key(space: spaces.Space[Any]) -> dict[str, spaces.Space[Any]]:
     :return: the parts of a Dict space, another space under the key ""
     """
     return dict(space.spaces) if isinstance(space, spaces.Dict) else {"": space}
+
+
+def n_categories(space: spaces.Space[Any]) -> dict[str, Any]:
+    """
+    :param space: an observation space
+    :return: by key, the numbers of categories of its parts that become one-hot vectors: ``n`` of Discrete, ``nvec`` of
+        MultiDiscrete
+    """
+    parts = spaces_by_key(space)
+    discrete = {key: part.n for key, part in parts.items() if isinstance(part, spaces.Discrete)}
+    return discrete | {key: part.nvec for key, part in parts.items() if isinstance(part, spaces.MultiDiscrete)}

@@ -1,5 +1,9 @@
-"""What is NaN, infinite or far too large is refused at its step, with its environment, and leaves no trace."""
+"""
+What is NaN, infinite, far too large or no category of its space is refused at its step, with its environment, and
+leaves no trace.
+"""
 
+import re
 from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
@@ -168,6 +172,48 @@ def test_observations_of_other_types_are_checked_too(dtype: Any, low: float, val
     model, games = make(Other)
     games[1].spoil = {"what": "observation", "at": 9, "value": value}
     with pytest.raises(ValueError, match=rf"observation must be {rule}, got .* from environment 1 at step 27"):
+        model.learn(300)
+    assert_trains_on(model)
+
+
+@pytest.mark.parametrize("at", [0, 9, 2 * LENGTH])  # the first observation, one in mid-episode, and a final one
+@pytest.mark.parametrize(
+    ("space", "good", "bad", "said"),
+    [
+        (spaces.Discrete(4), 3, 4, "observation must be of Discrete(4), got 4"),
+        (spaces.Discrete(4), 0, -1, "observation must be of Discrete(4), got -1"),
+        (
+            spaces.MultiDiscrete([4, 2]),
+            np.array([3, 1]),
+            np.array([3, 2]),
+            "observation must be of MultiDiscrete([4 2]), got [3 2]",
+        ),
+        (
+            spaces.Dict({"kind": spaces.Discrete(4)}),
+            {"kind": 3},
+            {"kind": 4},
+            "observation 'kind' must be of Discrete(4), got 4",
+        ),
+    ],
+    ids=["too large", "negative", "MultiDiscrete", "Dict"],
+)
+def test_a_category_that_the_space_does_not_have_is_named_and_not_stored(
+    space: spaces.Space[Any], good: Any, bad: Any, said: str, at: int
+) -> None:
+    class Categories(Spoiled):
+        def observe(self, value: float | None = None) -> Any:
+            is_bad = self.spoil.get("at") == self.n_steps
+            self.spoil = {} if is_bad else self.spoil
+            return bad if is_bad else good
+
+    games = [Categories() for _ in range(N_ENVS)]
+    for game in games:
+        game.observation_space = space
+    games[1].spoil = {"at": at}
+    env = DummyVecEnv([lambda game=game: game for game in games])  # type: ignore[misc]
+    policy = "MultiInputPolicy" if isinstance(space, spaces.Dict) else "MlpPolicy"
+    model = ACER(policy, env, n_steps=5, buffer_size=30, replay_ratio=1, replay_start=5, seed=0, device="cpu")
+    with pytest.raises(ValueError, match=f"^{re.escape(said)} from environment 1 at step {at * N_ENVS}$"):
         model.learn(300)
     assert_trains_on(model)
 
