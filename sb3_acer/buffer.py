@@ -18,7 +18,7 @@ from sb3_acer.distributions import make_family
 from sb3_acer.finite import LARGEST
 from sb3_acer.frames import FrameStack, make_frame_stack
 from sb3_acer.ring import Ring
-from sb3_acer.sequences import SequenceBatch, by_key, spaces_by_key
+from sb3_acer.sequences import SequenceBatch, are_categories, by_key, spaces_by_key
 from sb3_acer.storage import read_state, write_state
 
 NumpyObs = np.ndarray | dict[str, np.ndarray]
@@ -408,6 +408,11 @@ class SequenceReplayBuffer(ReplayBuffer):
                 is_finite = not rows.is_floating_point() or bool((rows.abs() <= LARGEST).all())
                 if not is_finite:
                     raise ValueError(f"the replay buffer must hold finite numbers of at most {LARGEST:g}, got others")
+            for each in (batch.observations, batch.final_observations):
+                if not are_categories(each, self.observation_space):
+                    raise ValueError(
+                        f"the replay buffer must hold observations of {self.observation_space}, got others"
+                    )
             if not family.can_sample(batch.actions):
                 raise ValueError(f"the replay buffer must hold actions of {self.action_space}, got others")
 

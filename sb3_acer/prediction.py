@@ -13,7 +13,7 @@ from stable_baselines3.common.type_aliases import PyTorchObs
 
 from sb3_acer.checks import check_array, check_boolean, require, warn
 from sb3_acer.distributions import Family
-from sb3_acer.sequences import by_key
+from sb3_acer.sequences import are_categories, by_key
 
 
 class PredictionInterface(BasePolicy):
@@ -207,6 +207,8 @@ class PredictionInterface(BasePolicy):
         for part in parts:
             is_finite = bool(part.float().isfinite().all()) if part.is_floating_point() else not part.is_complex()
             require(is_finite, "observation", "finite in float32", observation)
+        is_category = are_categories(observations, self.observation_space)
+        require(is_category, "observation", f"of {self.observation_space}", observation)
         return observations, vectorized
 
     def _states_before(self, state: Any, episode_start: Any, n_envs: int) -> th.Tensor:

@@ -106,3 +106,14 @@ def n_categories(space: spaces.Space[Any]) -> dict[str, Any]:
     parts = spaces_by_key(space)
     discrete = {key: part.n for key, part in parts.items() if isinstance(part, spaces.Discrete)}
     return discrete | {key: part.nvec for key, part in parts.items() if isinstance(part, spaces.MultiDiscrete)}
+
+
+def are_categories(observations: Any, space: spaces.Space[Any]) -> bool:
+    """
+    :param observations: tensors of the space, ``[..., *shape]`` each
+    :param space: an observation space
+    :return: whether those of Discrete and MultiDiscrete are categories that the space has
+    """
+    parts = by_key(observations)
+    most = {key: th.as_tensor(n, device=parts[key].device) for key, n in n_categories(space).items()}
+    return all(bool(((parts[key] >= 0) & (parts[key] < n)).all()) for key, n in most.items())

@@ -1639,6 +1639,25 @@ def test_an_integer_parameter_of_an_extractor_stays() -> None:
     assert extractor.index.tolist() == [0, 1, 2]
 
 
+@pytest.mark.parametrize(
+    ("space", "observation"),
+    [
+        (spaces.Discrete(3), 3),
+        (spaces.Discrete(3), -1),
+        (spaces.MultiDiscrete([3, 2]), [[0, 1], [0, 2]]),
+        (spaces.Dict({"kind": spaces.Discrete(3)}), {"kind": 3}),
+    ],
+)
+def test_an_observation_whose_category_the_space_does_not_have_is_refused(
+    space: spaces.Space[Any], observation: Any
+) -> None:
+    env = Recorder()
+    env.observation_space = space
+    model = ACER("MultiInputPolicy" if isinstance(space, spaces.Dict) else "MlpPolicy", env)
+    with pytest.raises(ValueError, match=f"observation must be of {re.escape(str(space))}, got"):
+        model.predict(observation)
+
+
 def test_numbers_beyond_float32_are_refused_where_the_network_is_of_float32() -> None:
     space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
     env = Recorder()

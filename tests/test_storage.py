@@ -18,10 +18,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
-from gymnasium.wrappers import TimeLimit
+from gymnasium import spaces
+from gymnasium.wrappers import TimeLimit, TransformObservation
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
@@ -514,6 +516,17 @@ def test_a_replay_buffer_of_other_spaces_or_with_bad_numbers_is_refused_and_the_
     with pytest.raises(ValueError, match=r"the replay buffer must hold actions of Discrete\(2\), got others"):
         agent.load_replay_buffer(tmp_path / "buffer")
     assert agent.replay_buffer is mine
+
+
+def test_a_replay_buffer_whose_observations_are_no_categories_of_the_agents_is_refused(tmp_path: Path) -> None:
+    def agent(n: int) -> ACER:
+        env = TransformObservation(gym.make("CartPole-v1"), lambda _: n - 1, spaces.Discrete(n))
+        return ACER("MlpPolicy", env, n_steps=5, buffer_size=50, replay_start=5, device="cpu").learn(50)
+
+    agent(4).save_replay_buffer(tmp_path / "buffer")
+    agent(4).load_replay_buffer(tmp_path / "buffer")
+    with pytest.raises(ValueError, match=r"the replay buffer must hold observations of Discrete\(3\), got others"):
+        agent(3).load_replay_buffer(tmp_path / "buffer")
 
 
 def test_members_of_a_file_that_are_packed_or_lie_about_their_size_are_refused() -> None:
