@@ -66,8 +66,11 @@ class Film(VecEnvWrapper):
             print(f"No video: the environment cannot be rendered here ({error!r})")
             self.filming = False
             return
-        if frame is not None:
-            self.frames.append(frame)
+        if frame is None:
+            print("No video: the environment gave no image: its attribute render_mode must be 'rgb_array'")
+            self.filming = False
+            return
+        self.frames.append(frame)
         self.filming = len(self.frames) < FILM_STEPS
 
     def close(self) -> None:

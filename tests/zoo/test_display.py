@@ -87,6 +87,18 @@ def test_an_environment_that_cannot_be_drawn_is_run_all_the_same(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.filterwarnings("ignore:Starting from gymnasium")
+def test_an_environment_without_images_is_run_all_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    film = display.Film(DummyVecEnv([lambda: gym.make("CartPole-v1")]), tmp_path / "film")
+    film.reset()
+    for _ in range(3):
+        film.step(np.array([0]))
+        film.render("human")
+    film.close()
+    assert capsys.readouterr().out.count("No video: the environment gave no image") == 1
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_ffmpeg_of_the_system_is_preferred(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "ffmpeg").write_text("")
     (tmp_path / "ffmpeg").chmod(0o755)
