@@ -165,8 +165,9 @@ def suggest(trial: BaseTrial, ranges: Ranges) -> None:
 
 def nearest_trial(hyperparams: dict[str, Any], n_envs: int) -> dict[str, Any]:
     """
-    The inverse of :func:`convert_acer_params`. A number becomes the nearest one that can be drawn. Other values that no
-    range contains, such as another schedule or other widths of layers, are left out and therefore sampled.
+    The inverse of :func:`convert_acer_params`. A number becomes the nearest one that can be drawn; layers become those
+    with the nearest number of units. Other values that no range contains, such as another schedule, are left out and
+    therefore sampled.
 
     :param hyperparams: arguments of ACER; the others have their defaults
     :param n_envs: number of environments
@@ -187,7 +188,7 @@ def nearest_trial(hyperparams: dict[str, Any], n_envs: int) -> dict[str, Any]:
     values |= {
         "batch_size": values["batch_size"] or n_envs,
         "learning_rate": learning_rate(1.0) if isinstance(learning_rate, ZOO_SCHEDULES) else learning_rate,
-        "net_arch": key_of(of_pi, NET_ARCHS) if of_pi == of_q else None,
+        "net_arch": min(NET_ARCHS, key=lambda name: abs(2 * sum(NET_ARCHS[name]) - sum(of_pi) - sum(of_q))),
         "activation_fn": key_of(options["activation_fn"], ACTIVATIONS),
         "optimizer": key_of(options["optimizer_class"], OPTIMIZERS),
         "log_std_init": options["log_std_init"],

@@ -137,13 +137,6 @@ def test_the_trial_nearest_to_the_defaults_is_within_the_ranges_and_leaves_out_w
     assert (params["n_steps"], params["batch_size"], params["buffer_size_pow"]) == (20, 4, 12)  # 5000 is near 2^12
     assert (params["net_arch"], params["activation_fn"], params["optimizer"]) == ("small", "tanh", "rmsprop")
     assert nearest_trial({"policy": "MlpLstmPolicy"}, n_envs=4)["optimizer"] == "adam"
-    layouts: tuple[Any, ...] = ([], {"pi": [64, 64], "qf": [256, 256]})
-    for layers in layouts:
-        assert "net_arch" not in nearest_trial({"policy_kwargs": {"net_arch": layers}}, n_envs=4)
-    assert "net_arch" not in nearest_trial({"policy": "CnnPolicy"}, n_envs=4)
-    assert (
-        nearest_trial({"policy_kwargs": {"net_arch": {"pi": [256, 256], "vf": [256, 256]}}}, 4)["net_arch"] == "medium"
-    )
     assert nearest_trial({"ent_coef": 0.0, "replay_ratio": 100}, 1) == params | {
         "ent_coef": 1e-5,
         "replay_ratio": 32,
@@ -153,11 +146,22 @@ def test_the_trial_nearest_to_the_defaults_is_within_the_ranges_and_leaves_out_w
     falling = {"learning_rate": SimpleLinearSchedule(2e-3), "lr_schedule": "constant"}
     assert nearest_trial(falling, 4) == params | {"learning_rate": 2e-3, "lr_schedule": "linear"}
     others = {"learning_rate": lambda progress: 1e-3 * progress, "ent_schedule": "middle_drop"}
-    assert params.keys() - nearest_trial(others | {"policy_kwargs": {"net_arch": [400]}}, 4).keys() == {
-        "learning_rate",
-        "ent_schedule",
-        "net_arch",
-    }
+    assert params.keys() - nearest_trial(others, 4).keys() == {"learning_rate", "ent_schedule"}
+
+
+@pytest.mark.parametrize(
+    ("layers", "nearest"),
+    [
+        ([], "small"),
+        ([32, 32], "small"),
+        ([128, 128], "small"),
+        ([400], "medium"),
+        ({"pi": [64, 64], "qf": [400, 300]}, "medium"),
+        ({"pi": [256, 256], "vf": [256, 256]}, "medium"),
+    ],
+)
+def test_the_first_trial_has_the_networks_with_the_nearest_number_of_units(layers: Any, nearest: str) -> None:
+    assert nearest_trial({"policy_kwargs": {"net_arch": layers}}, n_envs=4)["net_arch"] == nearest
 
 
 def rounded(settings: dict[str, Any]) -> dict[str, Any]:
