@@ -449,8 +449,11 @@ def worth(values: Sequence[float]) -> float:
 
 
 def _create_study(opened: BaseStorage, **kwargs: Any) -> optuna.Study:
-    """``optuna.create_study`` in a storage that is open."""
-    return create_study(**{**kwargs, "storage": opened})
+    """``optuna.create_study`` in a storage that is open. A study that goes on has new draws, whatever ``--seed`` is."""
+    study = create_study(**{**kwargs, "storage": opened})
+    if any(trial.state.is_finished() for trial in study.trials):
+        study.sampler.reseed_rng()
+    return study
 
 
 def without_params(*values: Any, **kwargs: Any) -> None:

@@ -117,6 +117,13 @@ def test_a_study_has_trials_that_can_be_compared(tmp_path: Path) -> None:
     assert len(finished_trials(storage)) == 1
 
 
+def test_a_study_that_goes_on_with_the_same_seed_has_new_trials(tmp_path: Path) -> None:
+    for _ in range(3):
+        sb3_acer("tune", *SEARCH, "--seed", "1", cwd=tmp_path)
+    trials = finished_trials(str(tmp_path / "logs/acer/CartPole-v1.log"))
+    assert len({trial.params["learning_rate"] for trial in trials}) == len(trials) == 6
+
+
 def postgresql(name: str) -> str:
     """A program of PostgreSQL, which Debian keeps apart."""
     found = which(name) or next(map(str, Path("/usr/lib/postgresql").glob(f"*/bin/{name}")), None)
