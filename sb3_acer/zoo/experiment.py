@@ -29,7 +29,7 @@ from stable_baselines3.common.callbacks import ProgressBarCallback
 from stable_baselines3.common.env_util import make_vec_env, unwrap_wrapper
 from stable_baselines3.common.monitor import Monitor, ResultsWriter, load_results
 from stable_baselines3.common.results_plotter import X_TIMESTEPS, ts2xy
-from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize, is_vecenv_wrapped
 
 from sb3_acer import ACER, distributed
 from sb3_acer.callbacks import StopOnSignal
@@ -219,6 +219,8 @@ class Experiment(ExperimentManager):
         numbered = partial(make_vec_env, start_index=distributed.rank() * n_envs)  # the files of monitors
         with patch.object(exp_manager, "make_vec_env", numbered) if distributed.rank() else nullcontext():
             env = super().create_envs(n_envs, eval_env, no_log)
+        loads = is_vecenv_wrapped(env, VecNormalize) and not self.normalize
+        require(not loads, "normalize", "set, since the agent of -i has statistics of it", self.normalize)
         for index, start in enumerate(starts):
             env.set_attr("t_start", start, index)
         has_modes = bool(env.get_attr("metadata")[0].get("render_modes"))

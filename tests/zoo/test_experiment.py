@@ -654,6 +654,16 @@ def test_an_agent_that_is_trained_on_keeps_its_own_networks(
     assert not (shell / "logs").exists()
 
 
+def test_an_agent_of_normalised_observations_is_trained_on_only_with_them(
+    continued: tuple[Path, str], shell: Path
+) -> None:
+    agent = continued[0] / "logs/acer/CartPole-v1_1/CartPole-v1.zip"
+    message = "normalize must be set, since the agent of -i has statistics of it, got False"
+    with pytest.raises(SystemExit, match=f"^sb3-acer train: {message}$"):
+        commands.main(["train", "-i", str(agent), *SHORT_RUN, "normalize:False"])
+    assert not list((shell / "logs").glob("acer/*"))
+
+
 def test_a_run_whose_settings_are_wrong_leaves_no_folder(shell: Path) -> None:
     with pytest.raises(SystemExit, match="learning_rte"):
         commands.main(["train", *SHORT_RUN, "learning_rte:1"])
