@@ -403,9 +403,10 @@ class ACER(StableBaselinesInterface):
             was written, at first 2
         :raises ValueError: for an argument outside its range; if a wrapper around VecNormalize changes observations; if
             masks leave no valid action in a state, or are for Box actions; if an observation or a reward is NaN,
-            infinite or beyond 1e15; and if a gradient is NaN or infinite. If an observation or a reward is refused,
-            agent, replay buffer and VecNormalize are as before that step; if a gradient is refused, the parameters are
-            as before that update. The agent can be saved in both cases.
+            infinite or beyond 1e15; if a Discrete observation is outside its space; and if a gradient is NaN or
+            infinite. If an observation or a reward is refused, agent, replay buffer and VecNormalize are as before that
+            step; if a gradient is refused, the parameters are as before that update. The agent can be saved in both
+            cases.
         """
         self._require_ready("learn")
         self._take_lr_schedule()
