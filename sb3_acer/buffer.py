@@ -287,9 +287,9 @@ class SequenceReplayBuffer(ReplayBuffer):
                 f"{n_kept * self.n_steps} of {n_sequences * self.n_steps} transitions"
             )
         for first in range(max(n_sequences - n_kept, 0), n_sequences, n_envs):
-            sequences = np.arange(first, first + n_envs) % n_sequences
-            slots = self.pos - (n_sequences - sequences + self.n_envs - 1) // self.n_envs
-            other._add_sequences(self.gather(slots, sequences % self.n_envs, None, th.device("cpu")))
+            rollouts, envs = divmod(np.arange(first, first + n_envs) % n_sequences, self.n_envs)
+            slots = self.pos - self.n_rollouts + rollouts
+            other._add_sequences(self.gather(slots, envs, None, th.device("cpu")))
         return other
 
     def emptied(self: SelfBuffer, n_envs: int) -> SelfBuffer:
