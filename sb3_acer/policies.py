@@ -120,8 +120,8 @@ class ACERPolicy(PredictionInterface):
     :param net_arch: widths of the hidden layers, ``dict(pi=[...], qf=[...])`` or a list for both; None: 64 and 64, or
         none behind a NatureCNN
     :param activation_fn: class of the activation function, or a function that makes one
-    :param ortho_init: whether to initialise orthogonally: gain sqrt(2); 1 for recurrent modules and the outputs Q; 0.01
-        for the outputs of the policy and of the dueling critic
+    :param ortho_init: whether to initialise orthogonally: gain sqrt(2); 1 for recurrent modules and for the critic's
+        outputs of Discrete actions; 0.01 for those of other actions and for the policy's outputs
     :param log_std_init: initial logarithm of the standard deviation of continuous actions, which does not depend on the
         state
     :param learn_log_std: whether it is learnt; the paper fixes it
