@@ -41,7 +41,15 @@ from sb3_acer.zoo.display import takes_render_mode
 from sb3_acer.zoo.masking import evaluate_policy
 from sb3_acer.zoo.mistakes import check_counts
 from sb3_acer.zoo.plots import learning_curve
-from sb3_acer.zoo.registration import N_ENVS_RANGE, entry_of, nearest_trial, sample_acer_params, suggest
+from sb3_acer.zoo.registration import (
+    N_ENVS_RANGE,
+    SEARCHED,
+    code_of,
+    entry_of,
+    nearest_trial,
+    sample_acer_params,
+    suggest,
+)
 from sb3_acer.zoo.runs import ARGUMENTS, CHECKPOINTS, LAUNCHERS, command, launcher, runs_of
 from sb3_acer.zoo.study import begin_study, open_storage
 
@@ -377,6 +385,12 @@ class Experiment(ExperimentManager):
                     "--n-runs": self.n_runs,
                     "-params": fixed,
                 }
+                of_entry = {} if "policy_kwargs" in self.fixed else self._hyperparams.get("policy_kwargs") or {}
+                if lost := {name: value for name, value in of_entry.items() if name not in SEARCHED}:
+                    print(
+                        f"Trials draw policy_kwargs of their own, without the entry's {code_of(lost)}. Given by "
+                        "-params, policy_kwargs are those of all trials; networks and optimiser are not searched then."
+                    )
                 begin_study(storage, self.study_name, nearest_trial(self._hyperparams, self.n_envs), options)
             create = partial(_create_study, storage)
         try:

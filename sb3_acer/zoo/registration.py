@@ -65,6 +65,10 @@ RECURRENT_RANGES: Ranges = {
 }
 OF_POLICY_KWARGS = {"net_arch", "activation_fn", "optimizer", "log_std_init", "lstm_hidden_size_pow", "critic_lstm"}
 
+SEARCHED = {"net_arch", "activation_fn", "optimizer_class", "log_std_init"}
+SEARCHED |= {"lstm_hidden_size", "enable_critic_lstm", "shared_lstm"}
+"""keys of the policy_kwargs that a trial draws"""
+
 
 def setting_of(name: str) -> str:
     """

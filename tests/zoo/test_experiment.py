@@ -206,6 +206,19 @@ def test_the_entry_of_a_search_that_began_with_a_modules_is_whole(shell: Path) -
     assert found["policy"] == "sb3_acer.policies.MlpPolicy"
 
 
+def test_a_search_names_the_options_of_the_entrys_policy_that_no_trial_has(shell: Path) -> None:
+    options = "dict(dueling=True, net_arch=[8], ortho_init=False)"
+    entry = {**HYPERPARAMS["CartPole-v1"], "policy_kwargs": options}
+    (shell / "mine.yml").write_text(yaml.safe_dump({"CartPole-v1": entry}))
+    search = ("tune", *SEARCH, "--n-trials", "1", "-conf", "mine.yml")
+    printed = sb3_acer(*search, cwd=shell)
+    assert "without the entry's dict(dueling=True, ortho_init=False). Given by -params" in printed
+    assert "dueling" not in entry_in(printed)
+    printed = sb3_acer(*search, "--study-name", "fixed", "-params", f"policy_kwargs:{options}", cwd=shell)
+    assert "Trials draw" not in printed
+    assert yaml.safe_load(entry_in(printed))["CartPole-v1"]["policy_kwargs"] == options
+
+
 def test_an_agent_can_be_trained_with_any_trial_of_a_search(shell: Path) -> None:
     printed = sb3_acer("tune", *SEARCH, cwd=shell)
     trials = finished_trials("logs/acer/CartPole-v1.log")

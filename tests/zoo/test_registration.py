@@ -106,6 +106,7 @@ def test_every_draw_is_an_acer_that_replays(policy: str, env_id: str) -> None:
         for name in sampled.keys() - {"lr_schedule", "policy_kwargs"}:
             assert getattr(model, name) == sampled[name]
         assert model.policy_kwargs == sampled["policy_kwargs"]
+        assert model.policy_kwargs.keys() <= registration.SEARCHED
         assert isinstance(model.policy.optimizer, sampled["policy_kwargs"]["optimizer_class"])
 
 
