@@ -178,7 +178,7 @@ class SequenceReplayBuffer(ReplayBuffer):
         assert self._ring is not None
         if _INVALID not in self._ring.observations:
             return by_key(obs)
-        return {**by_key(obs), _INVALID: np.False_ if masks is None else np.logical_not(masks)}
+        return {**by_key(obs), _INVALID: np.array(False) if masks is None else np.logical_not(masks)}
 
     def end_episodes(self) -> None:
         """

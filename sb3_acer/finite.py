@@ -4,7 +4,7 @@ statistics are restored if they are refused.
 """
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -84,7 +84,7 @@ class FiniteVecEnv(VecEnvWrapper):
         """
         return any(map(operator.is_not, self._resets, self._reset_infos()))
 
-    def _reset_infos(self) -> list[Any]:
+    def _reset_infos(self) -> Sequence[Any]:
         return getattr(self.venv.unwrapped, "reset_infos", [])  # environments of other libraries have none
 
     def check(self, observations: Any, step: int) -> None:
