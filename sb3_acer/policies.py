@@ -157,7 +157,7 @@ class ACERPolicy(PredictionInterface):
         action_space: spaces.Space[Any],
         lr_schedule: Schedule,
         net_arch: list[int] | dict[str, list[int]] | None = None,
-        activation_fn: type[nn.Module] = nn.Tanh,
+        activation_fn: Callable[[], nn.Module] = nn.Tanh,
         ortho_init: bool = True,
         log_std_init: float = 0.0,
         learn_log_std: bool = True,
@@ -213,7 +213,7 @@ class ACERPolicy(PredictionInterface):
         if net_arch is None:
             net_arch = default_net_arch(self.features_extractor_class)
         self.net_arch = net_arch
-        self.activation_fn = activation_fn
+        self.activation_fn: Any = activation_fn  # SB3's create_mlp asks for a class, and only calls it
         self.ortho_init = ortho_init
         self.log_std_init = check_number("log_std_init", log_std_init, -20, 20)
         self.learn_log_std = bool(learn_log_std)
