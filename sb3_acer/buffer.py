@@ -43,6 +43,8 @@ class SequenceReplayBuffer(ReplayBuffer):
     Masks of invalid actions are stored from the first step on that is added with masks. In steps that are added without
     masks all actions count as valid.
 
+    :meth:`extend` and the buffers of other algorithms cannot fill it: their transitions lack the behaviour policy.
+
     Of observations that are stacks of frames each new frame is stored once, and sampling restores the stacks, equal to
     the bit, see :class:`~sb3_acer.columns.FrameColumn`. Spare slots keep the frames before the oldest sequences.
 

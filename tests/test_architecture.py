@@ -160,6 +160,7 @@ def test_every_test_file_is_of_a_file_of_the_package() -> None:
             "test_docs",
             "test_golden",
             "test_learning",
+            "test_runs",
         ), path
 
 
