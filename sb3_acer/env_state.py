@@ -4,21 +4,24 @@ The state of environments, to be set again in another process.
 The state of a wrapper or an environment that has ``get_state()`` and ``set_state(state)`` is what ``get_state``
 returns. That of any other consists of its attributes, pickled; among them ale-py's emulator is saved by its own state
 with its random numbers, and MuJoCo's ``MjData`` as a whole. Files, windows and functions stay those of the environment
-whose state is set. A method of an object is saved together with its object.
+whose state is set. A method of an object is saved together with its object, unless that is one of these or the global
+generator of ``random`` or NumPy.
 """
 
 import io
 import os
 import pickle
+import random
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import connection
-from types import BuiltinFunctionType, FunctionType, ModuleType
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 import cloudpickle
 import gymnasium as gym
+import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils import EzPickle
 from stable_baselines3.common.monitor import Monitor, ResultsWriter
@@ -30,10 +33,10 @@ _OF_THE_PROCESS = (
     ResultsWriter,
     EnvSpec,
     FunctionType,
-    BuiltinFunctionType,
     ModuleType,
     type,
 )
+_GLOBAL_GENERATORS = (random._inst, np.random.mtrand._rand)
 # Attributes of SB3's wrappers that are derived from the environment under them.
 _OF_THE_WRAPPER = ("venv", "class_attributes")
 _NORMALIZE = VecNormalize.__qualname__
@@ -377,6 +380,10 @@ def _set_attributes(layer: Any, saved: dict[str, Any]) -> None:
 
 def _stays(value: Any) -> bool:
     """Whether an attribute's value belongs to the process and is no part of the state."""
+    if isinstance(value, (BuiltinFunctionType, MethodType)):
+        value = value.__self__  # the module of a built-in function, if it has one
+        if value is None or any(value is generator for generator in _GLOBAL_GENERATORS):
+            return True
     kind = type(value)
     is_of_rendering = kind.__module__.startswith("pygame") or "rendering" in kind.__module__
     return isinstance(value, _OF_THE_PROCESS) or is_of_rendering or kind.__name__ == "MjModel"

@@ -1,6 +1,8 @@
 """The state of environments: set in another one, that one goes on as the first does."""
 
+import math
 import os
+import random
 import signal
 import threading
 from collections.abc import Callable
@@ -285,14 +287,15 @@ class Drawing(gym.Env[Any, Any]):
 
 
 class Phases(Drawing):
-    """Holds a method of its generator, and the method for its next step, which changes from time to time."""
+    """Holds methods of its generators, and the method for its next step, which changes from time to time."""
 
     def __init__(self) -> None:
         super().__init__(np.random.default_rng(5))
         self.draw, self.act = self.generator.random, self.observe
+        self.choose = random.Random(5).random  # a built-in method, as those of generators are in NumPy 1
 
     def observe(self) -> Any:
-        number = self.draw(1, np.float32)
+        number = (self.draw(1, np.float32) + np.float32(self.choose())) / 2
         self.act = self.rest if number < 0.5 else self.observe
         return number
 
@@ -307,6 +310,24 @@ class Phases(Drawing):
 
 def test_methods_that_an_environment_holds_go_on() -> None:
     assert require_that_another_goes_on(lambda: DummyVecEnv([Phases])) == "attributes"
+
+
+class Global(Drawing):
+    """Holds functions of the process: of the global generators, and of a module."""
+
+    def __init__(self) -> None:
+        super().__init__(np.random.default_rng(5))
+        self.first, self.second, self.third = random.random, np.random.rand, math.floor
+
+
+def test_functions_of_the_global_generators_stay_those_of_the_process() -> None:
+    first, second = DummyVecEnv([lambda: Global()]), DummyVecEnv([lambda: Global()])
+    first.reset()
+    second.reset()
+    set_env_state(second, get_env_state(first))
+    env = second.envs[0]
+    assert isinstance(env, Global)
+    assert (env.first, env.second, env.third) == (random.random, np.random.rand, math.floor)
 
 
 def test_what_environments_of_one_process_share_they_go_on_sharing() -> None:
