@@ -4,8 +4,8 @@ The state of environments, to be set again in another process.
 The state of a wrapper or an environment that has ``get_state()`` and ``set_state(state)`` is what ``get_state``
 returns. That of any other consists of its attributes, pickled; among them ale-py's emulator is saved by its own state
 with its random numbers, and MuJoCo's ``MjData`` as a whole. Files, windows and functions stay those of the environment
-whose state is set. A method of an object is saved together with its object, unless that is one of these or the global
-generator of ``random`` or NumPy.
+whose state is set. A method is saved together with its object, unless the object belongs to the process, as the global
+generators of ``random`` and NumPy do.
 """
 
 import io

@@ -43,6 +43,10 @@ class Drift(gym.Env[Any, Any]):
         return self.place.astype(np.float32), reward, bool(self.place[0] > 1), self.n_steps == 5, {}
 
 
+def observed(observation: np.ndarray) -> th.Tensor:
+    return th.from_numpy(observation).double()
+
+
 class Rollout:
     """What one environment adds to the buffer: `n_steps` steps, and the observation after the last."""
 
@@ -65,12 +69,9 @@ class WrittenOutRun:
         self.store: list[list[Rollout]] = []
         self.grad_norms: list[float] = []
 
-    def observe(self, observation: np.ndarray) -> th.Tensor:
-        return th.from_numpy(observation).double()
-
     def learn(self, total: int) -> None:
         model = self.model
-        observations = [self.observe(env.reset()[0]) for env in self.envs]
+        observations = [observed(env.reset()[0]) for env in self.envs]
         states = [th.zeros(self.policy.state_size, dtype=th.float64) for _ in self.envs]
         n_slots, n_steps = max(model.buffer_size // model.n_steps, 1), 0
         while n_steps < total:
@@ -111,10 +112,10 @@ class WrittenOutRun:
         rollout.observations.append(observation)
         rollout.steps.append((action, now.stats.float().double(), reward, terminated, truncated))
         if truncated:
-            rollout.finals[t] = self.observe(following)
+            rollout.finals[t] = observed(following)
         if terminated or truncated:
-            return self.observe(env.reset()[0]), th.zeros_like(state)
-        return self.observe(following), now.after.float().double()
+            return observed(env.reset()[0]), th.zeros_like(state)
+        return observed(following), now.after.float().double()
 
     def batch_of(self, rollouts: list[Rollout], burn_in: int) -> SequenceBatch:
         """The steps after the burn-in, with the recurrent states that the policy now has there."""
@@ -176,8 +177,14 @@ SPACES: dict[str, spaces.Space[Any]] = {
 RUNS: dict[str, dict[str, Any]] = {
     "feed-forward": {"n_steps": 4, "buffer_size": 11},
     "single steps": {"n_steps": 1, "buffer_size": 9},
-    "LSTM with burn-in": {"n_steps": 6, "buffer_size": 24, "policy": "MlpLstmPolicy", "burn_in": 2},
-    "dueling": {"n_steps": 4, "buffer_size": 12, "dueling": True},
+    "LSTM with burn-in": {
+        "policy": "MlpLstmPolicy",
+        "policy_kwargs": {"lstm_hidden_size": 3},
+        "n_steps": 6,
+        "buffer_size": 24,
+        "burn_in": 2,
+    },
+    "dueling": {"policy_kwargs": {"dueling": True}, "n_steps": 4, "buffer_size": 12},
 }
 
 
@@ -185,18 +192,12 @@ RUNS: dict[str, dict[str, Any]] = {
     ("space", "run"), [(space, run) for run in RUNS for space in SPACES if run != "dueling" or space == "Discrete"]
 )
 def test_a_run_is_the_run_written_out(space: str, run: str) -> None:
-    arguments = dict(RUNS[run])
-    policy_kwargs: dict[str, Any] = {"net_arch": [5], "optimizer_class": RMSpropTFLike}
-    policy_kwargs |= {"dueling": True} if arguments.pop("dueling", False) else {}
-    policy_kwargs |= {"lstm_hidden_size": 3} if "policy" in arguments else {}
-    settings = SETTINGS._asdict()
-    settings.pop("ent_coef")
+    arguments = {"policy": "MlpPolicy", "policy_kwargs": {}, **RUNS[run]}
+    arguments["policy_kwargs"] = {"net_arch": [5], "optimizer_class": RMSpropTFLike, **arguments["policy_kwargs"]}
     model = ACER(
-        arguments.pop("policy", "MlpPolicy"),
-        DummyVecEnv([lambda i=i: Drift(SPACES[space], i) for i in range(N_ENVS)]),  # type: ignore[misc]
+        env=DummyVecEnv([lambda i=i: Drift(SPACES[space], i) for i in range(N_ENVS)]),  # type: ignore[misc]
         **arguments,
-        **settings,
-        ent_coef=ENT_COEF,
+        **SETTINGS._asdict(),
         ent_schedule="linear",
         learning_rate=LEARNING_RATE,
         lr_schedule="linear",
@@ -205,7 +206,6 @@ def test_a_run_is_the_run_written_out(space: str, run: str) -> None:
         replay_ratio=2,
         replay_start=8,
         batch_size=4,
-        policy_kwargs=policy_kwargs,
         seed=3,
         device="cpu",
     )
