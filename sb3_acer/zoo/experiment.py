@@ -9,9 +9,10 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, redirect_stdout
 from copy import copy
 from functools import partial
+from io import StringIO
 from pathlib import Path
 from typing import Any, SupportsFloat
 from unittest.mock import patch
@@ -43,12 +44,11 @@ from sb3_acer.zoo.mistakes import check_counts
 from sb3_acer.zoo.plots import learning_curve
 from sb3_acer.zoo.registration import (
     N_ENVS_RANGE,
-    SEARCHED,
-    code_of,
     entry_of,
     nearest_trial,
     sample_acer_params,
     suggest,
+    with_drawn,
 )
 from sb3_acer.zoo.runs import ARGUMENTS, CHECKPOINTS, LAUNCHERS, command, launcher, runs_of
 from sb3_acer.zoo.study import begin_study, open_storage
@@ -72,12 +72,16 @@ class TrialRun:
     :param trial: the trial
     :param is_first: whether the run reports its evaluations and can be pruned by them
     :param fixed: settings that are not sampled
+    :param policy_kwargs: of the entry, which those sampled replace in part
     """
 
-    def __init__(self, trial: optuna.Trial, is_first: bool, fixed: dict[str, Any]) -> None:
+    def __init__(
+        self, trial: optuna.Trial, is_first: bool, fixed: dict[str, Any], policy_kwargs: dict[str, Any]
+    ) -> None:
         self.trial = trial
         self.is_first = is_first
         self.fixed = fixed
+        self.policy_kwargs = policy_kwargs
         self.evaluations: list[float] = []
 
     def __getattr__(self, name: str) -> Any:
@@ -273,11 +277,22 @@ class Experiment(ExperimentManager):
         self, storage: str, study_name: str, trial_id: int | None = None, convert: bool = True
     ) -> dict[str, Any]:
         try:
-            return super().load_trial(storage, study_name, trial_id, convert)
+            settings = super().load_trial(storage, study_name, trial_id, convert)
         except (KeyError, IndexError) as error:  # of optuna and of the zoo
             raise ValueError(
                 f"--trial-id must be the number of a trial of study {study_name!r} in {storage}, got {trial_id}"
             ) from error
+        if self.algo == "acer" and "policy_kwargs" in settings:
+            settings["policy_kwargs"] = with_drawn(self._policy_kwargs_of_entry(), settings["policy_kwargs"])
+        return settings
+
+    def _policy_kwargs_of_entry(self) -> dict[str, Any]:
+        """The zoo overwrites the entry's by those of a trial, so the entry is read once more."""
+        reader = copy(self)
+        reader.trial_id = reader.custom_hyperparams = None
+        with redirect_stdout(StringIO()):
+            given = super(Experiment, reader).read_hyperparameters()[0].get("policy_kwargs") or {}
+        return dict(eval(given, vars(exp_manager)) if isinstance(given, str) else given)
 
     def _save_config(self, saved_hyperparams: dict[str, Any]) -> None:
         if self.resumed is None:
@@ -346,7 +361,8 @@ class Experiment(ExperimentManager):
 
     def objective(self, trial: optuna.Trial) -> float:
         experiment = copy(self)  # trials may run in parallel threads
-        runs: list[Any] = [TrialRun(trial, number == 0, self.fixed) for number in range(self.n_runs)]
+        of_entry = self._hyperparams.get("policy_kwargs") or {}
+        runs: list[Any] = [TrialRun(trial, number == 0, self.fixed, of_entry) for number in range(self.n_runs)]
         values: list[float] = []
         if self.algo == "acer":
             suggest(runs[0], N_ENVS_RANGE)
@@ -385,12 +401,6 @@ class Experiment(ExperimentManager):
                     "--n-runs": self.n_runs,
                     "-params": fixed,
                 }
-                of_entry = {} if "policy_kwargs" in self.fixed else self._hyperparams.get("policy_kwargs") or {}
-                if lost := {name: value for name, value in of_entry.items() if name not in SEARCHED}:
-                    print(
-                        f"Trials draw policy_kwargs of their own, without the entry's {code_of(lost)}. Given by "
-                        "-params, policy_kwargs are those of all trials; networks and optimiser are not searched then."
-                    )
                 begin_study(storage, self.study_name, nearest_trial(self._hyperparams, self.n_envs), options)
             create = partial(_create_study, storage)
         try:
@@ -404,7 +414,8 @@ class Experiment(ExperimentManager):
         if prints_entry:
             assert self.storage is not None
             study = optuna.load_study(storage=open_storage(self.storage), study_name=self.study_name)
-            entry = entry_of(self.env_name.gym_id, self.saved_hyperparams, study.best_trial.params)
+            of_entry = self._hyperparams.get("policy_kwargs") or {}
+            entry = entry_of(self.env_name.gym_id, self.saved_hyperparams, study.best_trial.params, of_entry)
             print(f"Its settings, as an entry for a file of -conf:\n\n{entry}")
 
     def save_trained_model(self, model: BaseAlgorithm) -> None:

@@ -65,10 +65,6 @@ RECURRENT_RANGES: Ranges = {
 }
 OF_POLICY_KWARGS = {"net_arch", "activation_fn", "optimizer", "log_std_init", "lstm_hidden_size_pow", "critic_lstm"}
 
-SEARCHED = {"net_arch", "activation_fn", "optimizer_class", "log_std_init"}
-SEARCHED |= {"lstm_hidden_size", "enable_critic_lstm", "shared_lstm"}
-"""keys of the policy_kwargs that a trial draws"""
-
 
 def setting_of(name: str) -> str:
     """
@@ -112,13 +108,27 @@ def convert_acer_params(sampled_params: dict[str, Any]) -> dict[str, Any]:
     return hyperparams
 
 
+def with_drawn(policy_kwargs: dict[str, Any], drawn: dict[str, Any]) -> dict[str, Any]:
+    """
+    :param policy_kwargs: of an entry
+    :param drawn: the ``policy_kwargs`` of a trial
+    :return: those of the entry with the trial's in their place; ``optimizer_kwargs`` are left out if the trial has
+        another optimiser
+    """
+    both = policy_kwargs | drawn
+    if both["optimizer_class"] is not policy_kwargs.get("optimizer_class"):
+        both.pop("optimizer_kwargs", None)
+    return both
+
+
 def sample_acer_params(
     trial: BaseTrial, n_actions: int, n_envs: int, additional_args: dict[str, Any]
 ) -> dict[str, Any]:
     """
     Sample arguments of ACER. The signature is the zoo's.
 
-    :param trial: the trial; what it has in ``fixed`` is not sampled
+    :param trial: the trial; what it has in ``fixed`` is not sampled, and what is sampled is put into a copy of its
+        ``policy_kwargs``
     :param n_actions: dimension of continuous actions; 0 for other action spaces
     :param n_envs: not used
     :param additional_args: not used
@@ -136,6 +146,8 @@ def sample_acer_params(
     hyperparams.pop("n_envs", None)  # not an argument of ACER
     for name in ("n_steps", "batch_size", "buffer_size", "replay_start", "gamma", "alpha"):
         trial.set_user_attr(name, {**hyperparams, **fixed}[name])  # printed by rl-zoo's own commands
+    if "policy_kwargs" in hyperparams:
+        hyperparams["policy_kwargs"] = with_drawn(getattr(trial, "policy_kwargs", {}), hyperparams["policy_kwargs"])
     return hyperparams
 
 
@@ -217,15 +229,19 @@ def nearest_trial(hyperparams: dict[str, Any], n_envs: int) -> dict[str, Any]:
     return params
 
 
-def entry_of(env_id: str, hyperparams: dict[str, Any], params: dict[str, Any]) -> str:
+def entry_of(env_id: str, hyperparams: dict[str, Any], params: dict[str, Any], policy_kwargs: dict[str, Any]) -> str:
     """
     :param env_id: id of the environment
     :param hyperparams: of its present entry, as read from the file
     :param params: of a trial
+    :param policy_kwargs: of the present entry, which those of the trial replace in part
     :return: an entry of a file of hyperparameters, in YAML, with the trial's settings in place of the present ones;
         their numbers are rounded to four digits
     """
-    settings = {**hyperparams, **rounded(convert_acer_params(params))}
+    drawn = rounded(convert_acer_params(params))
+    settings = {**hyperparams, **drawn}
+    if "policy_kwargs" in drawn:
+        settings["policy_kwargs"] = with_drawn(policy_kwargs, drawn["policy_kwargs"])
     if isinstance(settings.get("policy_kwargs"), dict):
         settings["policy_kwargs"] = code_of(settings["policy_kwargs"])
     text: str = yaml.dump({env_id: settings}, Dumper=EntryDumper, sort_keys=False, width=1000)

@@ -206,17 +206,29 @@ def test_the_entry_of_a_search_that_began_with_a_modules_is_whole(shell: Path) -
     assert found["policy"] == "sb3_acer.policies.MlpPolicy"
 
 
-def test_a_search_names_the_options_of_the_entrys_policy_that_no_trial_has(shell: Path) -> None:
-    options = "dict(dueling=True, net_arch=[8], ortho_init=False)"
-    entry = {**HYPERPARAMS["CartPole-v1"], "policy_kwargs": options}
+def test_trials_and_training_with_one_keep_the_options_of_the_entrys_policy_that_are_not_drawn(
+    shell: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+
+    class Spy(ACER):
+        def _setup_model(self) -> None:
+            super()._setup_model()
+            made.append(self.policy_kwargs)
+
+    monkeypatch.setattr(registration, "ACER", Spy)
+    kept = {"dueling": True, "ortho_init": False}
+    entry = {**HYPERPARAMS["CartPole-v1"], "policy_kwargs": "dict(dueling=True, net_arch=[8], ortho_init=False)"}
     (shell / "mine.yml").write_text(yaml.safe_dump({"CartPole-v1": entry}))
-    search = ("tune", *SEARCH, "--n-trials", "1", "-conf", "mine.yml")
-    printed = sb3_acer(*search, cwd=shell)
-    assert "without the entry's dict(dueling=True, ortho_init=False). Given by -params" in printed
-    assert "dueling" not in entry_in(printed)
-    printed = sb3_acer(*search, "--study-name", "fixed", "-params", f"policy_kwargs:{options}", cwd=shell)
-    assert "Trials draw" not in printed
-    assert yaml.safe_load(entry_in(printed))["CartPole-v1"]["policy_kwargs"] == options
+    printed = sb3_acer("tune", *SEARCH, "-conf", "mine.yml", cwd=shell)
+    trials = finished_trials("logs/acer/CartPole-v1.log")
+    drawn = [kept | convert_acer_params(trial.params)["policy_kwargs"] for trial in trials]
+    assert made == drawn
+    assert "dueling=True" in yaml.safe_load(entry_in(printed))["CartPole-v1"]["policy_kwargs"]
+    words = shlex.split(printed.splitlines()[-1].removeprefix("To train with the best trial: sb3-acer "))
+    printed = sb3_acer(*words, "-n", "100", "--eval-freq", "-1", cwd=shell)
+    assert made[-1] == drawn[int(words[-1])]
+    assert printed.count("Loading hyperparameters from: mine.yml") == 1
 
 
 def test_an_agent_can_be_trained_with_any_trial_of_a_search(shell: Path) -> None:
@@ -646,7 +658,7 @@ def test_episodes_that_a_wrapper_truncates_are_evaluated(
 
 def test_classes_in_the_entry_of_a_search_are_named(shell: Path) -> None:
     wrapped = {**HYPERPARAMS["CartPole-v1"], "env_wrapper": [gym.wrappers.FlattenObservation]}
-    entry = yaml.safe_load(entry_of("CartPole-v1", wrapped, {}))["CartPole-v1"]
+    entry = yaml.safe_load(entry_of("CartPole-v1", wrapped, {}, {}))["CartPole-v1"]
     assert entry["env_wrapper"] == ["gymnasium.wrappers.transform_observation.FlattenObservation"]
 
 

@@ -17,6 +17,7 @@ import rl_zoo3.train
 import rl_zoo3.utils
 import torch as th
 import yaml
+from optuna.trial import FixedTrial
 from rl_zoo3.exp_manager import ExperimentManager
 from rl_zoo3.utils import SimpleLinearSchedule
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
@@ -33,6 +34,9 @@ from tests.zoo.conftest import HYPERPARAMS
 STAND_INS = MappingProxyType(
     {"default": "FrozenLake-v1", "default_continuous": "BipedalWalkerHardcore-v3", "atari": "ALE/Pong-v5"}
 )
+
+# What the text of policy_kwargs may name.
+NAMES = MappingProxyType({"nn": th.nn, "th": th, "RMSpropTFLike": RMSpropTFLike})
 
 
 def new_study(seed: int, policy: str = "MlpPolicy") -> optuna.Study:
@@ -77,7 +81,7 @@ def test_a_fixed_setting_is_not_drawn_and_the_others_are(policy: str) -> None:
     assert settings == {setting_of(name) for name in asked.params}
     for name in settings:
         asked, fixed = new_study(0, policy).ask(), {name: 20}
-        drawn = sample_acer_params(cast(optuna.Trial, TrialRun(asked, True, fixed)), 1, 1, {})
+        drawn = sample_acer_params(cast(optuna.Trial, TrialRun(asked, True, fixed, {})), 1, 1, {})
         assert drawn == convert_acer_params(asked.params)
         assert drawn.keys() | fixed.keys() == settings
         assert drawn.get(name, 20) == 20  # n_steps is noted where burn_in is a share of it
@@ -91,7 +95,7 @@ def test_a_fixed_setting_is_not_drawn_and_the_others_are(policy: str) -> None:
 def test_a_fixed_trial_is_sampled_as_it_is() -> None:
     asked = new_study(0).ask()
     sampled = sample_acer_params(asked, 0, 1, {})
-    assert sample_acer_params(optuna.trial.FixedTrial(asked.params), 0, 1, {}) == sampled
+    assert sample_acer_params(FixedTrial(asked.params), 0, 1, {}) == sampled
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -106,7 +110,6 @@ def test_every_draw_is_an_acer_that_replays(policy: str, env_id: str) -> None:
         for name in sampled.keys() - {"lr_schedule", "policy_kwargs"}:
             assert getattr(model, name) == sampled[name]
         assert model.policy_kwargs == sampled["policy_kwargs"]
-        assert model.policy_kwargs.keys() <= registration.SEARCHED
         assert isinstance(model.policy.optimizer, sampled["policy_kwargs"]["optimizer_class"])
 
 
@@ -177,10 +180,25 @@ def test_an_entry_has_the_settings_of_its_trial(policy: str) -> None:
         asked = new_study(seed, policy).ask()
         drawn = sample_acer_params(asked, 2, 4, {})
         before = {"policy": policy, "n_timesteps": 1e5, "normalize": True, "gamma": 0.5, "n_envs": 4}
-        entry = yaml.safe_load(entry_of("Mine-v0", before, asked.params))["Mine-v0"]
-        networks = eval(entry.pop("policy_kwargs"), {"nn": th.nn, "th": th, "RMSpropTFLike": RMSpropTFLike})
+        entry = yaml.safe_load(entry_of("Mine-v0", before, asked.params, {}))["Mine-v0"]
+        networks = eval(entry.pop("policy_kwargs"), dict(NAMES))
         assert networks == rounded(drawn.pop("policy_kwargs"))
         assert entry == before | rounded(drawn)
+
+
+def test_a_trial_has_the_options_of_the_entrys_policy_that_are_not_drawn() -> None:
+    for seed in range(5):
+        asked = new_study(seed, "MlpPolicy").ask()
+        networks = sample_acer_params(asked, 2, 4, {})["policy_kwargs"]
+        kept = {"dueling": True, "ortho_init": False}
+        for optimizer_class in (networks["optimizer_class"], th.optim.SGD):
+            given = {**kept, "net_arch": [8], "optimizer_class": optimizer_class, "optimizer_kwargs": {"eps": 0.5}}
+            is_same = optimizer_class is networks["optimizer_class"]
+            expected = {**kept, **networks, **({"optimizer_kwargs": {"eps": 0.5}} if is_same else {})}
+            trial = cast(optuna.Trial, TrialRun(cast(optuna.Trial, FixedTrial(asked.params)), True, {}, given))
+            assert sample_acer_params(trial, 2, 4, {})["policy_kwargs"] == expected
+            entry = yaml.safe_load(entry_of("Mine-v0", {}, asked.params, given))["Mine-v0"]
+            assert eval(entry["policy_kwargs"], dict(NAMES)) == rounded(expected)
 
 
 def test_memory_and_noise_are_drawn_where_there_is_any() -> None:
