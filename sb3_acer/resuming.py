@@ -35,6 +35,7 @@ from sb3_acer.env_state import EnvStateError, get_env_state, set_env_state
 from sb3_acer.storage import named, opened, read_state, replacing, write_state
 
 _AGENT, _BUFFER, _TRAINING = "agent.zip", "replay_buffer.npz", "training.npz"
+_NOT_SAVED = "not saved: "
 _OF_LEARN = ("_callback", "_attributes_at_start", "_is_within_rollout")
 """attributes of a call of learn, which are neither saved nor copied"""
 
@@ -136,6 +137,9 @@ class ResumableAlgorithm(DataParallelAlgorithm):
             distributed.together(stack.close)
         found = distributed.from_first(find_checkpoint(folder))
         assert found is not None
+        if with_env and source.startswith(_NOT_SAVED) and distributed.rank() == 0:
+            reason = source.removeprefix(_NOT_SAVED)
+            warn(f"a continued run will begin new episodes, since the environments' state cannot be saved: {reason}")
         return found.path
 
     def _require_ready(self, call: str) -> None:
@@ -425,7 +429,7 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         if not with_env:
             env = env._replace(envs=None, source="training ended within a step")
         pickled["env"] = env
-        source = env.source if env.envs is not None else f"not saved: {env.source}"
+        source = env.source if env.envs is not None else f"{_NOT_SAVED}{env.source}"
         return {**process, "pickled": np.frombuffer(cloudpickle.dumps(pickled), np.uint8)}, source
 
     def _callback_states(self) -> dict[str, Any]:
