@@ -1267,7 +1267,10 @@ def test_a_seed_that_is_given_to_load_begins_the_draws_anew(tmp_path: Path) -> N
         ),
         ({"learning_rate": lambda progress: "fast"}, "learning_rate must be a number, or a function .*, got <fun"),
         ({"learning_rate": lambda progress, step: 1e-3}, "learning_rate must be a number, or a function .*, got <fun"),
-        ({"learning_rate": lambda progress: 1 / (1 - progress)}, "learning_rate must be a number.*: float division by"),
+        (
+            {"learning_rate": lambda progress: 1 / (1 - progress)},
+            "learning_rate must be a number.*: .*division by zero",
+        ),
         (
             {"policy_kwargs": {"optimizer_kwargs": {"alpha": "x"}}},
             "optimizer_kwargs must fit RMSpropTFLike, got {'alpha': 'x'",

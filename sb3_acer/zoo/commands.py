@@ -36,7 +36,7 @@ from sb3_acer.__main__ import SUMMARIES
 from sb3_acer.checks import require
 from sb3_acer.distributed import RankError, from_first, rank, torchrun_group, world_size
 from sb3_acer.hyperparams import ENTRIES_FILE
-from sb3_acer.zoo.display import draw_offscreen, ffmpeg_on_path, watchable_env
+from sb3_acer.zoo.display import draw_offscreen, ffmpeg_on_path, font_for_ffmpeg, watchable_env
 from sb3_acer.zoo.experiment import Experiment
 from sb3_acer.zoo.masking import Algorithms, evaluate_policy
 from sb3_acer.zoo.mistakes import check_counts, in_one_line, unknown_environment
@@ -380,7 +380,7 @@ def run_to_record(arguments: list[str]) -> list[str]:
 
 
 def record_training(arguments: list[str]) -> None:
-    with ffmpeg_on_path() as found:
+    with ffmpeg_on_path() as found, font_for_ffmpeg():
         if not found:
             sys.exit("sb3-acer record-training: ffmpeg is needed to join the videos: install ffmpeg")
         run_module("record-training", SAVED_AGENT, [*arguments, *run_to_record(arguments)])

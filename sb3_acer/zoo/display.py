@@ -13,6 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 import gymnasium as gym
+import matplotlib
 import numpy as np
 from gymnasium.envs.registration import load_env_creator
 from matplotlib import pyplot as plt
@@ -169,3 +170,14 @@ def ffmpeg_on_path() -> Iterator[bool]:
         copy(FFMPEG_BINARY, Path(folder, "ffmpeg.exe" if os.name == "nt" else "ffmpeg"))  # Windows refuses links
         with patch.dict(os.environ, PATH=os.pathsep.join([folder, os.environ.get("PATH", "")])):
             yield True
+
+
+@contextmanager
+def font_for_ffmpeg() -> Iterator[None]:
+    """Give ffmpeg matplotlib's font to write with: a system may have none."""
+    with TemporaryDirectory() as folder:
+        copy(Path(matplotlib.get_data_path(), "fonts/ttf/DejaVuSans.ttf"), folder)
+        settings = Path(folder, "fonts.conf")
+        settings.write_text(f"<fontconfig><dir>{folder}</dir><cachedir>{folder}</cachedir></fontconfig>")
+        with patch.dict(os.environ, FONTCONFIG_FILE=str(settings)):
+            yield

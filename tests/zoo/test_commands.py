@@ -282,8 +282,11 @@ def test_an_own_environment_is_trained_with_the_default_of_its_actions_and_filme
 
 
 def test_record_training_joins_a_video_of_each_checkpoint(
-    continued: tuple[Path, str], tmp_path: Path, children: list[tuple[str, ...]]
+    continued: tuple[Path, str], tmp_path: Path, children: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    fonts = tmp_path / "fonts.conf"
+    fonts.write_text("<fontconfig></fontconfig>")
+    monkeypatch.setenv("FONTCONFIG_FILE", str(fonts))  # a system without fonts
     run = tmp_path / "logs/acer/CartPole-v1_1"
     shutil.copytree(continued[0] / "logs/acer/CartPole-v1_1", run)
     for name in ("best_model", "CartPole-v1"):
