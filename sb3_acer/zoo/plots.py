@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
+from shutil import which
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -100,6 +101,8 @@ def plot_from_file(arguments: list[str]) -> None:
     others = [argument for argument in arguments if argument != "-iqm"]  # which would be read as -i qm
     if value_of(others, "-i", "--input") is None and not asks_for_help(arguments):
         sys.exit("sb3-acer plot-from-file: -i must name a file that all-plots has saved with --output")
+    if {"-latex", "--latex"} & {*others} and which("latex") is None:
+        sys.exit("sb3-acer plot-from-file: -latex needs LaTeX, which is not installed")
     plot("plot-from-file", plot_from_file, [], arguments, LOG_FOLDER)
 
 

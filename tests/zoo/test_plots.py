@@ -87,6 +87,12 @@ def test_evaluations_that_cannot_be_plotted_together_are_one_line(tmp_path: Path
             commands.main(["plot-from-file", *option])
 
 
+def test_latex_that_is_missing_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SystemExit, match=r"^sb3-acer plot-from-file: -latex needs LaTeX, which is not installed$"):
+        commands.main(["plot-from-file", "-i", "results.pkl", "-latex"])
+
+
 def test_a_running_mean_is_over_a_tenth_of_the_shortest_run() -> None:
     assert [plots.fitting_window(n_episodes) for n_episodes in (200, 20, 5000, 3)] == [20, 5, 100, 3]
 
