@@ -272,7 +272,7 @@ def soak() -> str:
             f"{each[-1][0] / 60:.0f}",
             f"{int(steps[kind]):,}",
             f"{each[-1][1]:.0f}",
-            f"{round(growth_per_hour(each), 2) + 0.0:+.2f}",  # no -0.00, which numpy's versions differ in
+            f"{round(growth_per_hour(each), 2) + 0.0:+.2f}",  # never -0.00: versions of numpy differ in the sign
         ]
         for kind, each in measured_memory().items()
     ]

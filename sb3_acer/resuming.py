@@ -92,7 +92,8 @@ class ResumableAlgorithm(DataParallelAlgorithm):
 
         To be called between two calls of ``learn``, or in a callback's ``_on_rollout_start``: in ``_on_step`` the
         present step is not stored yet, and in ``_on_rollout_end`` the update is still to come. Within ``learn`` its
-        argument ``checkpoint`` does it between two rollouts.
+        argument ``checkpoint`` does it between two rollouts. If the environments' state cannot be saved, a warning says
+        so, and all else is saved.
 
         In a group all ranks call this, and each writes files of its own to the folder, which all must see.
 

@@ -287,7 +287,7 @@ class Experiment(ExperimentManager):
         return settings
 
     def _policy_kwargs_of_entry(self) -> dict[str, Any]:
-        """The zoo overwrites the entry's by those of a trial, so the entry is read once more."""
+        """The zoo replaces them by the trial's before it returns the entry, so the entry is read once more."""
         reader = copy(self)
         reader.trial_id = reader.custom_hyperparams = None
         with redirect_stdout(StringIO()):

@@ -127,8 +127,8 @@ def sample_acer_params(
     """
     Sample arguments of ACER. The signature is the zoo's.
 
-    :param trial: the trial; what it has in ``fixed`` is not sampled, and what is sampled is put into a copy of its
-        ``policy_kwargs``
+    :param trial: the trial; what it has in ``fixed`` is not sampled, and the sampled ``policy_kwargs`` are
+        completed by those that it has
     :param n_actions: dimension of continuous actions; 0 for other action spaces
     :param n_envs: not used
     :param additional_args: not used
