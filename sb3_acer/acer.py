@@ -134,7 +134,8 @@ class ACER(StableBaselinesInterface):
     :param replay_buffer_class: a subclass of :class:`~sb3_acer.buffer.SequenceReplayBuffer`
     :param replay_buffer_kwargs: its keyword arguments
     :param stats_window_size: number of episodes that the logged means are taken over
-    :param device: device of the networks
+    :param device: device of the networks and of batches; "auto": a GPU if there is one. Without one "cuda" means the
+        CPU, as in SB3.
     :raises ValueError: for an argument outside its range, and for an action space that is not supported
     """
 
@@ -335,7 +336,7 @@ class ACER(StableBaselinesInterface):
         except Exception as error:  # whatever the function raises
             rule = "a number, or a function that maps the remaining progress to one"
             raise ValueError(f"learning_rate must be {rule}, got {self.learning_rate!r}: {error}") from error
-        check_number("learning_rate", value, 0, 10)
+        check_number(f"learning_rate at a remaining progress of {progress_remaining:g}", value, 0, 10)
 
     def _make_policy(self) -> ACERPolicy:
         policy_kwargs = _copied(self.policy_kwargs)
@@ -397,16 +398,16 @@ class ACER(StableBaselinesInterface):
         :param progress_bar: show a progress bar
         :param use_masking: whether to use masks of invalid actions if the environment has sb3-contrib's method
             ``action_masks()``, see :mod:`sb3_acer.masks`. Other environments are trained without masks in either case.
-        :param checkpoint: folder of checkpoints, one for each call of ``learn``
+        :param checkpoint: folder of checkpoints; each call of ``learn`` needs a folder of its own
         :param checkpoint_freq: steps of single environments between two checkpoints, 100,000 unless it is given
         :param checkpoint_keep: number of checkpoints that are kept, the newest ones; None: as many as when the last one
             was written, at first 2
-        :raises ValueError: for an argument outside its range; if a wrapper around VecNormalize changes observations; if
-            masks leave no valid action in a state, or are for Box actions; if an observation or a reward is NaN,
-            infinite or beyond 1e15; if a Discrete observation is outside its space; and if a gradient is NaN or
-            infinite. If an observation or a reward is refused, agent, replay buffer and VecNormalize are as before that
-            step; if a gradient is refused, the parameters are as before that update. The agent can be saved in both
-            cases.
+        :raises ValueError: for an argument outside its range; if a wrapper around VecNormalize changes the
+            observations of a reset but not their space; if masks leave no valid action in a state, or are for Box
+            actions; if an observation or a reward is NaN, infinite or beyond 1e15; if a Discrete or MultiDiscrete
+            observation is outside its space; and if a gradient is NaN or infinite. If an
+            observation or a reward is refused, agent, replay buffer and VecNormalize are as before that step; if a
+            gradient is refused, the parameters are as before that update. The agent can be saved in both cases.
         """
         self._require_ready("learn")
         self._take_lr_schedule()
@@ -489,6 +490,7 @@ class ACER(StableBaselinesInterface):
         if isinstance(log_interval, str) and log_interval == "auto":
             n_rollouts = total_timesteps // (self.n_steps * self.n_envs * distributed.world_size())
             log_interval, self._early_logs = min(max(n_rollouts // 20, 1), 100), (1, 10)
+        require(not isinstance(log_interval, str), "log_interval", "an integer, 'auto', or None", log_interval)
         self._log_interval = None if log_interval is None else check_integer("log_interval", log_interval)
 
     def dump_logs(self) -> None:

@@ -118,7 +118,7 @@ OTHER_NAMES = {
         ("use_sde", "sde_sample_freq", "use_sde_at_warmup"), "none: state-dependent exploration is not supported"
     ),
 }
-"""arguments of SB3's other algorithms, and what ACER has in their place"""
+"""arguments of other algorithms that users may try, and what ACER has in their place"""
 
 OLD_POLICY_NAMES = {
     "layers": "net_arch",

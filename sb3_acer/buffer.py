@@ -65,9 +65,10 @@ class SequenceReplayBuffer(ReplayBuffer):
     :param n_steps: steps of a slot (T)
     :param frame_stack: number of frames of an image observation, for Dict observations a dict of such by key; 1 to
         store observations as they are; None to be told by :meth:`expect_frame_stack`
-    :param storage_device: device that observations are stored on; "cuda" without a number: the GPU of ``device``
+    :param storage_device: device that observations are stored on, see :func:`~sb3_acer.checks.check_device`; "cuda"
+        without a number: the GPU of ``device``
     :raises ValueError: if ``buffer_size``, ``n_envs`` or ``n_steps`` is less than 1, if ``frame_stack`` does not divide
-        the channels, and if there is no such device
+        the channels, and for a device that this machine does not have
     """
 
     def __init__(

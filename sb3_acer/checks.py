@@ -181,8 +181,8 @@ def constructor_arguments(cls: type) -> set[str]:
 
 def check_device(name: str, value: Any) -> th.device:
     """
-    :return: the device
-    :raises ValueError: if this machine has no such device, and for Apple's mps
+    :return: the device; the CPU where torch finds no GPU and one is asked for, as in SB3
+    :raises ValueError: for any other device that this machine does not have, and for Apple's mps
     """
     rule = "a device of this machine"
     require(isinstance(value, (str, int, th.device)) and not isinstance(value, bool), name, rule, value)

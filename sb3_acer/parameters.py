@@ -183,9 +183,9 @@ class FlatParameters:
     def connect(self, optimizer: th.optim.Optimizer) -> None:
         """
         Make an optimiser collect and zero the gradients of the single parameters, and leave frozen ones as they are.
-        If the optimiser has vectors, the frozen parameters' part of its state does not change either after the first
-        step, which creates it; the count of steps is one for the whole vector. An optimiser of single parameters sees
-        no gradient of a frozen one. A copy of an optimiser has to be connected again.
+        If the optimiser has vectors, its first step creates its state, that of frozen parameters too, and later steps
+        leave their part as it is; the count of steps belongs to the whole vector. An optimiser of single parameters
+        sees no gradient of a frozen one. A copy of an optimiser has to be connected again.
 
         :param optimizer: of the vectors, or of the single parameters
         """

@@ -117,8 +117,8 @@ class ACERPolicy(PredictionInterface):
     :param observation_space: observation space
     :param action_space: action space
     :param lr_schedule: learning rate as a function of the remaining progress (from 1 to 0)
-    :param net_arch: widths of the hidden layers, ``dict(pi=[...], qf=[...])`` or a list for both; None: 64 and 64, or
-        none behind a NatureCNN
+    :param net_arch: widths of the hidden layers, ``dict(pi=[...], qf=[...])`` or a list for both; a network without a
+        key has none, and ``vf`` is another name of ``qf``; None: 64 and 64, or none behind a NatureCNN
     :param activation_fn: class of the activation function, or a function that makes one
     :param ortho_init: whether to initialise orthogonally: gain sqrt(2); 1 for recurrent modules and for the critic's
         outputs of Discrete actions; 0.01 for those of other actions and for the policy's outputs
@@ -134,7 +134,8 @@ class ACERPolicy(PredictionInterface):
         ``default_recurrent``, which is :class:`~sb3_acer.recurrent.Identity` for a feed-forward policy
     :param lstm_hidden_size: width of the recurrent module's output
     :param n_lstm_layers: number of its layers
-    :param shared_lstm: whether the critic uses the policy's recurrent module, which both then train
+    :param shared_lstm: whether the critic uses the policy's recurrent module, which both then train; needs
+        ``enable_critic_lstm=False`` and ``share_features_extractor=True``
     :param enable_critic_lstm: whether the critic has a recurrent module of its own; if it is neither shared nor
         enabled, the critic sees the features alone
     :param lstm_kwargs: further arguments of ``recurrent_class``: ``bias``, ``dropout`` and ``chrono_init`` of

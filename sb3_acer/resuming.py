@@ -265,7 +265,7 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         writing = nullcontext() if folder is None or distributed.rank() else locked(folder)
         with ExitStack() as stack:
             distributed.together(lambda: stack.enter_context(writing))
-            # A call in whose callback this one is gets its own back.
+            # This call may come from a callback of another call of learn, which then gets its own values back.
             stack.callback(vars(self).update, _checkpoints=self._checkpoints, _continues=self._continues)
             if folder is not None:
                 distributed.require_equal({"checkpoint_freq": checkpoint_freq, "checkpoint_keep": checkpoint_keep})
@@ -397,7 +397,8 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         own = ("lr_schedule", "_own_schedule", "_logger", "_custom_logger", "verbose", "tensorboard_log", *of_call)
         saved._restore_env(found)
         if saved._n_updates < self._n_updates:
-            warn(f"the agent goes back from step {self.num_timesteps} to its checkpoint at step {saved.num_timesteps}")
+            lost = self._n_updates - saved._n_updates
+            warn(f"the agent goes back to its checkpoint at step {saved.num_timesteps} and loses {lost} updates")
         for ours, theirs in zip(self.policy.parameters(), saved.policy.parameters(), strict=True):
             theirs.requires_grad_(ours.requires_grad)  # the program may have frozen layers
         vars(self).update({name: value for name, value in vars(saved).items() if name not in own})

@@ -43,8 +43,8 @@ class Update(NamedTuple):
 
     gradients: tuple[th.Tensor, ...]
     """
-    of the loss (the sum over t and b of weight * loss / (T * B)) with respect to the statistics, ``[T, B, P]``; to Q of
-    the actions taken, ``[T, B]``; and, where the critic has a V of its own, to V, ``[T, B]``
+    of the mean over the T * B states of weight times loss, with respect to the statistics, ``[T, B, P]``; to Q of the
+    actions taken, ``[T, B]``; and, where the critic has a V of its own, to V, ``[T, B]``
     """
     batch: SequenceBatch
     evaluation: Evaluation

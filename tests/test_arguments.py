@@ -288,6 +288,7 @@ def test_two_thousand_odd_arguments_work_or_are_named(case: tuple[str, str], val
         ("learn", {"total_timesteps": -5}, "total_timesteps must be an integer of at least 0, got -5"),
         ("learn", {"total_timesteps": math.nan}, "total_timesteps must be an integer of at least 0, got nan"),
         ("learn", {"log_interval": 0}, "log_interval must be an integer of at least 1, got 0"),
+        ("learn", {"log_interval": "often"}, "log_interval must be an integer, 'auto', or None, got 'often'"),
         ("learn", {"callback": BaseCallback}, "callback must be a callback of SB3, .*, got <class"),
         ("predict", {"observation": np.array([0, math.nan, 0, 0])}, "observation must be finite in float32, got"),
         ("predict", {"deterministic": "yes"}, "deterministic must be True or False, got 'yes'"),
@@ -353,12 +354,14 @@ def test_the_state_of_another_optimiser_changes_nothing() -> None:
 
 
 def test_a_schedule_that_is_bad_at_once_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"learning_rate must be a number in \[0, 10\], got nan"):
+    message = r"learning_rate at a remaining progress of 1 must be a number in \[0, 10\], got nan"
+    with pytest.raises(ValueError, match=message):
         ACER("MlpPolicy", "CartPole-v1", learning_rate=lambda left: math.nan, **SMALL)
 
 
 def test_a_schedule_that_turns_bad_stops_before_the_update() -> None:
     model = ACER("MlpPolicy", "CartPole-v1", learning_rate=lambda left: 1e-3 if left > 0.5 else math.nan, **SMALL)
-    with pytest.raises(ValueError, match=r"learning_rate must be a number in \[0, 10\], got nan"):
+    message = r"learning_rate at a remaining progress of 0\.\d+ must be a number in \[0, 10\], got nan"
+    with pytest.raises(ValueError, match=message):
         model.learn(100)
     assert all(parameter.isfinite().all() for parameter in model.policy.parameters())

@@ -837,12 +837,13 @@ def test_going_back_to_a_checkpoint_is_warned_of(tmp_path: Path) -> None:
     with pytest.raises(Killed):
         model.learn(300, KillAt(221), checkpoint=tmp_path, checkpoint_freq=64)
     evaluate_policy(model, model.get_env(), 2)  # type: ignore[arg-type]
-    with pytest.warns(UserWarning, match="the agent goes back from step 222 to its checkpoint at step 192") as warned:
+    message = "the agent goes back to its checkpoint at step 192 and loses 2 updates"
+    with pytest.warns(UserWarning, match=message) as warned:
         model.learn(300, checkpoint=tmp_path)
     assert warned[0].filename == __file__
     require_same(state_of(model), state_of(make_model().learn(300)))
     model.learn(100, reset_num_timesteps=False)
-    with pytest.warns(UserWarning, match="the agent goes back from step 416 to its checkpoint at step 304"):
+    with pytest.warns(UserWarning, match="the agent goes back to its checkpoint at step 304"):
         model.learn(400, checkpoint=tmp_path)
 
 

@@ -68,7 +68,7 @@ def export_onnx(
     """
     require(isinstance(model, ACER), "model", "an agent of ACER", model)
     if isinstance(path, (str, Path)):
-        require(Path(path).suffix in ("", ".onnx"), "path", "of a file whose name ends in .onnx", str(path))
+        require(Path(path).suffix in ("", ".onnx"), "path", "that of a file whose name ends in .onnx", str(path))
     require_packages("export", "onnx", "onnx", "onnxscript", "onnxruntime")
     normalize = model.get_vec_normalize_env()
     if vec_normalize is None and normalize is not None and normalize.norm_obs:
@@ -308,7 +308,6 @@ def main(arguments: list[str]) -> None:
     path = options.path if options.path.suffix else options.path.with_suffix(".onnx")
     try:
         model = ACER.load(options.agent, device="cpu")
-        path.parent.mkdir(parents=True, exist_ok=True)
         export_onnx(model, path, options.vec_normalize, options.action_masks)
     except (ValueError, OSError, ImportError) as error:
         sys.exit(f"sb3-acer export: {error}")

@@ -274,13 +274,13 @@ def tune(arguments: list[str]) -> None:
     --n-startup-trials 20, --n-evaluations 5, --eval-episodes 20, --n-eval-envs 5, --num-threads 1.
 
     The study is stored in --storage under the name --study-name. All processes that are started with the same two
-    work on the same study: --n-trials is the number of trials of each process, --max-total-trials that of all
-    together. The first trial has the settings of the environment's entry, or the nearest ones in the ranges of the
-    search. The value of a run is the mean of the second half of its evaluations, so give it enough steps (-n) to
-    lose again what it has learnt. With --n-runs N, a trial has N training runs, since a single one may be lucky,
-    and its value is half their mean and half the worst of them. Settings given with -params are not searched: all
-    trials have them. An existing study is continued with the environment, -n, --n-evaluations, --eval-episodes,
-    --n-runs and -params that it was begun with; others need another --study-name.
+    work on the same study: --n-trials is the number of trials of each process; --max-total-trials, in its place,
+    that of all together. The first trial has the settings of the environment's entry, or the nearest ones in the
+    ranges of the search. The value of a run is the mean of the second half of its evaluations, so give it enough
+    steps (-n) to lose again what it has learnt. With --n-runs N, a trial has N training runs, since a single one may
+    be lucky, and its value is half their mean and half the worst of them. Settings given with -params are not
+    searched: all trials have them. An existing study is continued with the environment, -n, --n-evaluations,
+    --eval-episodes, --n-runs and -params that it was begun with; others need another --study-name.
 
     --storage is one of
 

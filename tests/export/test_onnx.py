@@ -296,7 +296,7 @@ def test_a_file_that_computes_other_numbers_is_refused() -> None:
         ((None, "agent.onnx", Path(__file__)), "vec_normalize must be a VecNormalize, or a file of one, .* got .*.py:"),
         ((None, "agent.onnx", normalized(spaces.Box(-1, 1, (3,)))), "vec_normalize must be of the agent's observation"),
         ((None, 5), "path must be a path"),
-        ((None, "agent.zip"), "path must be of a file whose name ends in .onnx, got 'agent.zip'"),
+        ((None, "agent.zip"), "path must be that of a file whose name ends in .onnx, got 'agent.zip'"),
     ],
 )
 def test_wrong_arguments_are_named(arguments: Any, message: str) -> None:
@@ -353,7 +353,7 @@ def test_the_command_has_no_traceback_for_a_users_mistake(tmp_path: Path) -> Non
         with pytest.raises(SystemExit, match="sb3-acer export: "):
             main([str(tmp_path / arguments[0]), str(tmp_path / "out.onnx"), *arguments[1:]])
     assert not (tmp_path / "out.onnx").exists()
-    with pytest.raises(SystemExit, match=r"sb3-acer export: path must be of a file whose name ends in \.onnx"):
+    with pytest.raises(SystemExit, match=r"sb3-acer export: path must be that of a file whose name ends in \.onnx"):
         main([str(tmp_path / "agent.zip")] * 2)
     assert isinstance(ACER.load(tmp_path / "agent.zip", device="cpu"), ACER)
 
