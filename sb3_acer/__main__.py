@@ -16,7 +16,7 @@ SUMMARIES = {
     "plot-from-file": "plot what all-plots has saved with --output, for at least two runs of each agent",
     "record-video": "record a video of a saved agent",
     "record-training": "record a video of an agent's progress: its checkpoints (train --save-freq) one after another",
-    "benchmark": "evaluate all saved agents in --log-dir (not those of the hub) and write a table",
+    "benchmark": "evaluate each environment's newest agent in --log-dir (none of the hub) and write a table",
     "push-to-hub": "upload a saved agent to the Hugging Face hub, with a model card and a video",
     "zoo-path": "print a folder for PYTHONPATH, with which rl-zoo's own commands know --algo acer",
     "run-atari": "train on an Atari game, like stable-baselines' run_atari",

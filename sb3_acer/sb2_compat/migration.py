@@ -351,7 +351,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("old", metavar="OLD", type=Path, help="the saved agent, a pickle or a zip archive")
     parser.add_argument("new", metavar="NEW", type=Path, help="the file to write, for ACER.load")
     parser.add_argument("--obs-rms", type=Path, help="file with statistics of the observations (obs_rms.pkl)")
-    parser.add_argument("--env", help="environment whose spaces replace the saved ones")
+    parser.add_argument("--env", help="environment with the saved spaces; bounds of observations are taken from it")
     options = parser.parse_args(arguments)
     if not options.new.name:
         parser.error(f"NEW must be the path of a file, got {options.new}")

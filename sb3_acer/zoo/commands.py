@@ -279,8 +279,8 @@ def tune(arguments: list[str]) -> None:
     ranges of the search. The value of a run is the mean of the second half of its evaluations, so give it enough
     steps (-n) to lose again what it has learnt. With --n-runs N, a trial has N training runs, since a single one may
     be lucky, and its value is half their mean and half the worst of them. Settings given with -params are not
-    searched: all trials have them. An existing study is continued with the environment, -n, --n-evaluations,
-    --eval-episodes, --n-runs and -params that it was begun with; others need another --study-name.
+    searched: all trials have them. An existing study is continued with the environment, --env-kwargs, -n,
+    --n-evaluations, --eval-episodes, --n-runs and -params that it was begun with; others need another --study-name.
 
     --storage is one of
 
