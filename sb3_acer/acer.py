@@ -405,9 +405,9 @@ class ACER(StableBaselinesInterface):
         :raises ValueError: for an argument outside its range; if a wrapper around VecNormalize changes the
             observations of a reset but not their space; if masks leave no valid action in a state, or are for Box
             actions; if an observation or a reward is NaN, infinite or beyond 1e15; if a Discrete or MultiDiscrete
-            observation is outside its space; and if a gradient is NaN or infinite. If an
-            observation or a reward is refused, agent, replay buffer and VecNormalize are as before that step; if a
-            gradient is refused, the parameters are as before that update. The agent can be saved in both cases.
+            observation is outside its space; and if a gradient is NaN or infinite. If an observation or a reward is
+            refused, agent, replay buffer and VecNormalize are as before that step; if a gradient is refused, the
+            parameters are as before that update. The agent can be saved in both cases.
         """
         self._require_ready("learn")
         self._take_lr_schedule()

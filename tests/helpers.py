@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -194,6 +195,8 @@ def in_a_fork(run: Callable[[], None], seconds: float | None = None) -> int:
         try:
             run()
             status = 0
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(status)
     if seconds is not None:

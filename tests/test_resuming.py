@@ -843,7 +843,7 @@ def test_going_back_to_a_checkpoint_is_warned_of(tmp_path: Path) -> None:
     assert warned[0].filename == __file__
     require_same(state_of(model), state_of(make_model().learn(300)))
     model.learn(100, reset_num_timesteps=False)
-    with pytest.warns(UserWarning, match="the agent goes back to its checkpoint at step 304"):
+    with pytest.warns(UserWarning, match="the agent goes back to its checkpoint at step 304 and loses 10 updates"):
         model.learn(400, checkpoint=tmp_path)
 
 

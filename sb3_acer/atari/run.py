@@ -100,7 +100,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--log-interval",
         type=interval,
         default="auto",
-        help="rollouts between logs; auto: the first, the tenth, and every 100th, or of a short run at most 39",
+        help="rollouts between logs; auto: 100, or in a short run a twentieth of it, and logs after the first and the tenth",
     )
     parser.add_argument("--n-envs", type=whole, default=16, help="games played in parallel")
     parser.add_argument("--buffer-size", type=whole, default=5000, help="steps of each game that are stored")

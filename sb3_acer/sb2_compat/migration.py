@@ -277,7 +277,7 @@ def to_space(value: Any) -> spaces.Space[Any]:
     :raises ValueError: for other values, and for spaces that stable-baselines' policies do not support
     """
     name, fields = _object(value)
-    match name.removeprefix("gym.spaces.").rpartition(".")[2]:
+    match name.rpartition(".")[2]:
         case "Box":
             low, high = to_array(fields["low"]), to_array(fields["high"])
             dtype = to_dtype(fields.get("dtype", "float32"))
