@@ -100,7 +100,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--log-interval",
         type=interval,
         default="auto",
-        help="rollouts between logs; auto: 100, or in a short run a twentieth of it, and logs after the first and the tenth",
+        help="rollouts between logs; auto: 100, in a short run a twentieth of it, and logs after 1 and 10",
     )
     parser.add_argument("--n-envs", type=whole, default=16, help="games played in parallel")
     parser.add_argument("--buffer-size", type=whole, default=5000, help="steps of each game that are stored")

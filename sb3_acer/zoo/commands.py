@@ -77,8 +77,8 @@ def newest_agent(folder: str, env_name: str) -> int:
 
 def saved_agents(folder: str) -> dict[Any, tuple[str, str]]:
     """
-    The zoo's ``get_trained_models``: for each name the newest run that has an agent. Environments are named as in the names of folders.
-    Each key ends with the run's number, since the zoo does not evaluate a name twice.
+    The zoo's ``get_trained_models``: for each name the newest run that has an agent. Environments are named as in the
+    names of folders. Each key ends with the run's number, since the zoo does not evaluate a name twice.
     """
     runs = {name: (algo, EnvironmentName(env_id)) for name, (algo, env_id) in get_trained_models(folder).items()}
     numbers = {name: newest_agent(f"{folder}/{algo}", env_name) for name, (algo, env_name) in runs.items()}
