@@ -108,6 +108,12 @@ class Observer(Until):
         return super()._on_step()
 
     def _on_rollout_end(self) -> None:
+        self._record()
+
+    def _on_training_end(self) -> None:
+        self._record()
+
+    def _record(self) -> None:
         step = self.num_timesteps // INTERVAL * INTERVAL
         if self.changes and self.recorded < step:
             self.recorded = step

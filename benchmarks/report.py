@@ -115,9 +115,14 @@ def first_solved(experiment: Experiment) -> str:
     return f"{number(experiment.solved or 0)}: {short(float(np.median(steps)))}{time}, {reached}"
 
 
+def speed_by_variant() -> dict[str, float]:
+    """Of experiments, environment steps per second of training."""
+    return {row["variant"]: float(row["value"]) for row in read(RESULTS / "speed.csv")}
+
+
 def race() -> str:
     """Steps and time to a score, of all experiments that have one to reach and whose speed is measured."""
-    speeds = {row["variant"]: float(row["value"]) for row in read(RESULTS / "speed.csv")}
+    speeds = speed_by_variant()
     found: dict[str, list[tuple[float, list[str]]]] = defaultdict(list)
     for each in EXPERIMENTS.values():
         steps = steps_to_score(each)
@@ -371,7 +376,7 @@ def draw_suites(suites: dict[str, dict[str, Any]]) -> None:
     from matplotlib.figure import Figure
     from matplotlib.ticker import NullFormatter
 
-    speeds = {row["variant"]: float(row["value"]) for row in read(RESULTS / "speed.csv")}
+    speeds = speed_by_variant()
     figure = Figure(figsize=(4 * len(suites), 6), layout="constrained")
     grid = figure.subplots(2, len(suites), squeeze=False, sharey="col")
     colours = {

@@ -90,9 +90,9 @@ def main() -> None:
     rates: dict[str, list[float]] = {name: [] for name in models}
     for _ in range(options.runs):
         for name, model in models.items():
-            learn = partial(model.learn, options.steps, reset_num_timesteps=False)
-            seconds = milliseconds(learn) / 1000
-            rates[name].append(options.steps / seconds)
+            first = model.num_timesteps
+            seconds = milliseconds(partial(model.learn, options.steps, reset_num_timesteps=False)) / 1000
+            rates[name].append((model.num_timesteps - first) / seconds)  # A2C ends with a whole rollout
     medians = {name: statistics.median(each) for name, each in rates.items()}
     for name, median in medians.items():
         print(f"{name:<32}{median:8.0f} steps/s, ratio {median / medians['A2C']:.2f}")

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import sys
 import time
 from importlib.util import find_spec
@@ -64,7 +65,10 @@ class Run(StopOnSignal):
 
 def make_parser() -> argparse.ArgumentParser:
     def whole(text: str) -> int:
-        number = float(text)  # 1e7
+        try:
+            number = float(text)  # 1e7
+        except ValueError:
+            number = math.nan
         if not number.is_integer():
             raise argparse.ArgumentTypeError(f"must be a whole number, got {text!r}")
         return int(number)

@@ -220,12 +220,17 @@ def test_what_cannot_be_run_ends_with_one_line(tmp_path: Path, capsys: pytest.Ca
     with pytest.raises(SystemExit, match="run-atari: seed must be an integer of at least 0, got -4"):
         run(tmp_path, "--seed=-4")
     assert not list(tmp_path.iterdir())
-    for argument in ("--num-timesteps=2.5", "--num-timesteps=inf", "--n-envs=1.5", "--log-interval=often"):
+    for argument in (
+        "--num-timesteps=2.5",
+        "--num-timesteps=abc",
+        "--num-timesteps=inf",
+        "--n-envs=1.5",
+        "--log-interval=often",
+    ):
         with pytest.raises(SystemExit, match="2"):
             run(tmp_path, argument)
         name, value = argument.split("=")
-        assert f"argument {name}: " in (said := capsys.readouterr().err.splitlines()[-1])
-        assert value in said
+        assert f"argument {name}: must be a whole number, got {value!r}" in capsys.readouterr().err
     run(tmp_path)
     (tmp_path / "run-atari.json").rename(tmp_path / "others.json")
     with pytest.raises(SystemExit, match="--logdir must be the folder of a run of run-atari, got"):
