@@ -273,6 +273,8 @@ class LayerNormLSTM(Gated):
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.orthogonal_(module.weight)
+            elif isinstance(module, nn.LayerNorm):
+                module.reset_parameters()
 
     def _cell(self, layer: int, features: th.Tensor, *parts: th.Tensor) -> tuple[th.Tensor, ...]:
         module: Any = self.layers[layer]

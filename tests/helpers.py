@@ -12,8 +12,14 @@ import gymnasium as gym
 import numpy as np
 import torch as th
 from gymnasium import spaces
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import KVWriter
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, FlattenExtractor
 from torch import nn
+
+from sb3_acer import ACER
+from sb3_acer.sequences import SequenceBatch
+from sb3_acer.update import Update
 
 
 class Constant(gym.Env[Any, Any]):
@@ -264,3 +270,40 @@ class WithDropout(FlattenExtractor):
 
     def forward(self, observations: th.Tensor) -> th.Tensor:
         return nn.functional.dropout(super().forward(observations), 0.5, self.training)
+
+
+class StopAt(BaseCallback):
+    """Stops training after some of its calls."""
+
+    def __init__(self, n_calls: int) -> None:
+        super().__init__()
+        self.last = n_calls
+
+    def _on_step(self) -> bool:
+        return self.n_calls < self.last
+
+
+class Rows(KVWriter):
+    """Keeps what is logged."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+
+    def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
+        self.rows.append(dict(key_values))
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def updates_of(model: ACER) -> list[Update]:
+    """A list to which each update of the agent is added from now on."""
+    updates: list[Update] = []
+    update = model.update
+
+    def watched(batch: SequenceBatch) -> Update:
+        updates.append(update(batch))
+        return updates[-1]
+
+    model.update = watched  # type: ignore[method-assign]
+    return updates

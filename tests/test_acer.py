@@ -55,7 +55,18 @@ from sb3_acer.policies import ACERPolicy, MlpLstmPolicy, MlpPolicy
 from sb3_acer.recurrent import LSTM
 from sb3_acer.sequences import SequenceBatch
 from sb3_acer.update import Update, metrics
-from tests.helpers import Catch, Constant, Integers, NormalisedFeatures, Recall, Recorder, Shows, TMaze
+from tests.helpers import (
+    Catch,
+    Constant,
+    Integers,
+    NormalisedFeatures,
+    Recall,
+    Recorder,
+    Shows,
+    StopAt,
+    TMaze,
+    updates_of,
+)
 
 SMALL: dict[str, Any] = {
     "n_steps": 5,
@@ -205,7 +216,7 @@ def test_gradients_are_clipped_to_the_norm_and_not_at_all_for_none() -> None:
 
 
 @pytest.mark.parametrize("handled", [True, False])
-def test_a_time_limit_is_no_terminal_state_unless_the_buffer_takes_it_for_one(handled: bool) -> None:
+def test_the_value_of_a_constant_reward_counts_a_time_limit_as_no_end_unless_told_so(handled: bool) -> None:
     """
     A reward of 1 for ever is worth 1 / (1 - gamma) = 10. With a terminal state after ten steps, which look alike, it is
     worth the mean of sum 0.9^t over 1 to 10 steps: 4.1.
@@ -219,7 +230,7 @@ def test_a_time_limit_is_no_terminal_state_unless_the_buffer_takes_it_for_one(ha
 
 
 @pytest.mark.parametrize("handled", [True, False])
-def test_a_time_limit_is_a_terminal_state_only_if_the_buffer_is_told_so(handled: bool) -> None:
+def test_the_buffer_stores_a_time_limit_as_a_truncation_unless_told_otherwise(handled: bool) -> None:
     model = small(Constant(), n_steps=10, replay_buffer_kwargs={"handle_timeout_termination": handled}).learn(10)
     batch = model.replay_buffer.latest()
     last = [False] * 9 + [True]
@@ -283,6 +294,7 @@ def test_the_learning_rate_falls_to_zero_and_never_below(learning_rate: Any) -> 
     model = small(make_vec_env("CartPole-v1", n_envs=4), n_steps=7, learning_rate=learning_rate)
     model.learn(201, Watch())  # the last rollout runs past the end
     rates.append(model.policy.optimizer.param_groups[0]["lr"])
+    assert rates[0] == pytest.approx(1e-3)
     assert rates == sorted(rates, reverse=True)
     assert rates[-1] == 0
 
@@ -421,15 +433,6 @@ def test_full_tensorboard_log_writes_histograms(tmp_path: Path) -> None:
     assert [event.step for event in rewards] == [20, 40, 60]
     assert rewards[0].histogram_value.num == 5
     assert rewards[0].histogram_value.min == rewards[0].histogram_value.max == 1
-
-
-class StopAt(BaseCallback):
-    def __init__(self, n_calls: int) -> None:
-        super().__init__()
-        self.last = n_calls
-
-    def _on_step(self) -> bool:
-        return self.n_calls < self.last
 
 
 def test_a_callback_that_stops_in_mid_rollout_loses_no_step() -> None:
@@ -724,8 +727,8 @@ def test_a_subclass_saves_and_loads_optimisers_of_its_own(tmp_path: Path) -> Non
     model.save(tmp_path / "agent")
     loaded = WithNovelty.load(tmp_path / "agent")
     assert th.equal(loaded.novelty.weight, model.novelty.weight)
-    (moments,) = (agent.novelty_optimiser.state_dict()["state"][0]["exp_avg"] for agent in (loaded,))
-    assert th.equal(moments, model.novelty_optimiser.state_dict()["state"][0]["exp_avg"])
+    ours, theirs = (agent.novelty_optimiser.state_dict()["state"][0]["exp_avg"] for agent in (model, loaded))
+    assert th.equal(theirs, ours)
     with pytest.raises(ValueError, match="'novelty'"):
         loaded.set_parameters({"novelty": {"weight": th.ones(3), "bias": th.ones(2)}}, exact_match=False)
 
@@ -2086,16 +2089,9 @@ def ratios_on_policy(env: VecEnv, policy: str, policy_kwargs: dict[str, Any]) ->
     """Of all updates of a short training without replay, ``[updates, T, B]``."""
     changes = {"policy_kwargs": {**policy_kwargs, "ortho_init": False}, "learning_rate": 3e-3}
     model = small(env, policy, replay_ratio=0, lr_schedule="constant", **changes)
-    ratios: list[th.Tensor] = []
-    update = model.update
-
-    def watched(batch: SequenceBatch) -> Update:
-        found = update(batch)
-        ratios.append(found.ratio)
-        return found
-
-    model.update = watched  # type: ignore[method-assign]
+    updates = updates_of(model)
     model.learn(10 * model.n_steps * model.n_envs)
+    ratios = [update.ratio for update in updates]
     assert len(ratios) == 10
     return th.stack(ratios)
 
@@ -2171,15 +2167,9 @@ def test_burn_in_computes_the_recurrent_state_that_the_rest_of_a_sequence_starts
 
 def test_burn_in_is_for_replayed_sequences_only() -> None:
     model = recurrent_agent(burn_in=2, replay_ratio=3)
-    lengths: list[int] = []
-    update = model.update
-
-    def watched(batch: SequenceBatch) -> Update:
-        lengths.append(len(batch.rewards))
-        return update(batch)
-
-    model.update = watched  # type: ignore[method-assign]
+    updates = updates_of(model)
     model.learn(90)
+    lengths = [len(update.batch.rewards) for update in updates]
     assert set(lengths) == {5, 3}
     assert lengths.count(5) == 6  # one for each rollout
 
@@ -2498,7 +2488,7 @@ def test_recurrent_policies_act_in_every_action_space(policy: str, action_space:
     assert flat(model).isfinite().all()
 
 
-def test_an_agent_keeps_its_memory_where_a_finished_rollout_was_truncated() -> None:
+def test_an_agent_keeps_its_recurrent_state_where_a_finished_rollout_was_truncated() -> None:
     """The next rollout begins with the recurrent state, so that episodes go on as the environments do."""
     model = recurrent_agent(short_episodes(), "MlpLstmPolicy", **FROZEN)
     model.learn(1000, StopAt(2 * model.n_steps))

@@ -14,8 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from stable_baselines3.common.evaluation import evaluate_policy
 
 from sb3_acer import ACER
-from tests.helpers import Recorder
-from tests.test_acer import StopAt, copied_whole, flat, flat_average, small, through_files
+from tests.helpers import Recorder, StopAt
+from tests.test_acer import copied_whole, flat, flat_average, small, through_files
 from tests.test_buffer import REPEATABLE
 
 

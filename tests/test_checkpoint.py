@@ -212,6 +212,7 @@ def test_a_program_that_is_killed_while_it_saves_leaves_a_whole_checkpoint(n_kil
     env = agent.get_env()
     assert env is not None
     agent.save_checkpoint(tmp_path)
+    unfinished = tmp_path / ".unfinished_checkpoint"
 
     def save_for_ever() -> None:
         while True:
@@ -222,8 +223,9 @@ def test_a_program_that_is_killed_while_it_saves_leaves_a_whole_checkpoint(n_kil
     while kills < n_kills or interrupted <= n_kills / 2:  # most kills must come while it is writing
         kills += 1
         assert kills <= 10 * n_kills
+        left = unfinished.stat().st_ctime_ns if unfinished.exists() else None  # by the program before
         assert in_a_fork(save_for_ever, 0.05 + 0.1 * rng.random()) == -signal.SIGKILL
-        interrupted += (tmp_path / ".unfinished_checkpoint").exists()
+        interrupted += unfinished.exists() and unfinished.stat().st_ctime_ns != left
         loaded = ACER.load_checkpoint(tmp_path, env, device="cpu")
         assert loaded.num_timesteps >= agent.num_timesteps
         assert loaded.replay_buffer.size() == 50

@@ -18,7 +18,7 @@ from stable_baselines3.common.callbacks import (
     ProgressBarCallback,
 )
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.logger import KVWriter, Logger
+from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecEnvWrapper, VecNormalize
@@ -29,7 +29,7 @@ from sb3_acer.distributed import RankError
 from sb3_acer.sequences import SequenceBatch
 from sb3_acer.shared_memory import Board
 from sb3_acer.update import Update
-from tests.helpers import NormalisedFeatures, Recorder
+from tests.helpers import NormalisedFeatures, Recorder, Rows
 from tests.ranks import Raised, on_ranks
 from tests.test_resuming import KillAt, Killed, state_of
 from tests.test_resuming import require_same as require_same_state
@@ -119,17 +119,6 @@ class Seen(VecEnvWrapper):
         step = self.venv.step_wait()
         self.observations.append(step[0])
         return step
-
-
-class Rows(KVWriter):
-    def __init__(self) -> None:
-        self.rows: list[dict[str, Any]] = []
-
-    def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
-        self.rows.append(dict(key_values))
-
-    def close(self) -> None:
-        pass
 
 
 def learnt(rank: int) -> dict[str, Any]:
@@ -403,11 +392,13 @@ def test_training_begins_with_the_statistics_of_rank_0() -> None:
     def act(rank: int) -> Any:
         env = VecNormalize(make_vec_env("CartPole-v1", 2))
         statistics: Any = env.obs_rms
-        statistics.mean, statistics.count = np.full(4, float(rank)), 100.0
+        statistics.mean, statistics.count = np.full(4, 100.0 * rank), 100.0
         make_model(env, replay_ratio=0).learn(32)
         return [statistics.mean, statistics.var, np.array(statistics.count)]
 
-    require_same(*on_ranks(act))
+    ours, theirs = on_ranks(act)
+    require_same(ours, theirs)
+    assert np.abs(ours[0]).max() < 5  # rank 1 had a mean of 100
 
 
 def test_ranks_that_do_not_share_the_folder_are_told(tmp_path: Path) -> None:
@@ -563,25 +554,40 @@ def test_all_ranks_are_of_one_run(tmp_path: Path) -> None:
     assert ours[:2] == (192, 288)
 
 
-def test_a_rank_that_cannot_save_keeps_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+class SavesAt200(BaseCallback):
+    """Saves a checkpoint between two rollouts."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def _on_rollout_start(self) -> None:
+        if self.num_timesteps >= 200:
+            self.model.save_checkpoint(self.folder)  # type: ignore[attr-defined]
+
+    def _on_step(self) -> bool:
+        return True
+
+
+def test_a_checkpoint_that_a_rank_cannot_write_stops_all_and_leaves_the_folder_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def act(rank: int) -> Any:
         model = checkpointed(tmp_path, 96)
         if rank == 1:
             monkeypatch.setattr(ACER, "save_replay_buffer", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
         with pytest.raises((OSError, RuntimeError)) as raised:
-            model.learn(640, reset_num_timesteps=False, checkpoint=tmp_path / "other", checkpoint_freq=100)
-        return (
-            str(raised.value),
-            model.num_timesteps,
-            [path for path in (tmp_path / "other").iterdir() if path.is_dir()],
-        )
+            model.learn(640, SavesAt200(tmp_path), reset_num_timesteps=False)
+        return str(raised.value), model.num_timesteps, sorted(path.name for path in tmp_path.iterdir() if path.is_dir())
 
     ours, theirs = on_ranks(act)
     assert ours[0] == "training stops: rank 1 has failed: OSError: disk full"
     assert theirs[0] == "disk full"
-    assert ours[1] == theirs[1]
-    assert ours[2] == []
-    assert find_checkpoint(tmp_path) is not None
+    assert ours[1] == theirs[1] == 224
+    found = find_checkpoint(tmp_path)
+    assert found is not None
+    assert found.manifest["num_timesteps"] == 96
+    assert ours[2] == [found.path.name]
 
 
 def test_a_checkpoint_that_rank_0_cannot_finish_is_an_error_on_all(

@@ -383,23 +383,6 @@ def test_defaults_differentiate_where_gradients_are_switched_off(name: str, seed
     close(quantities["kl_gradient"][1], given.family.kl_gradient(given.other, given.stats))
 
 
-def test_tables_of_discrete_actions_equal_lists_of_candidates(rng: np.random.Generator) -> None:
-    space = spaces.Discrete(5, start=1)
-    family = Enumerated(space)
-    stats, behaviour = random_stats(space, rng, 7, 2), random_stats(space, rng, 7, 2)
-    behaviour[0, 0, 1] = 0
-    actions, weight, weights = actions_of(space, rng, 7, 2), normal(rng, 7, 2), normal(rng, 7, 2, 5)
-    candidates = th.arange(5).unsqueeze(-1).expand(7, 2, 5, 1)
-    for found, expected in zip(
-        family.ratios(stats, behaviour, actions, candidates),
-        Family.ratios(family, stats, behaviour, actions, candidates),
-        strict=True,
-    ):
-        close(found, expected, 1e-13)
-    arguments = stats, actions, weight, candidates, weights
-    close(family.gain_gradient(*arguments), Family.gain_gradient(family, *arguments), 1e-13)
-
-
 def test_multidiscrete_with_one_factor_equals_discrete(rng: np.random.Generator) -> None:
     space = spaces.Discrete(4)
     one, many = make_family(space), make_family(spaces.MultiDiscrete([4]))
@@ -631,6 +614,7 @@ def test_samples_of_sb3s_distribution_have_the_familys_moments(space: Space, rng
     samples = family.distribution(stats.expand(n, -1)).sample().reshape(n, -1)
     if isinstance(space, spaces.Box):
         mean, std = stats[0].chunk(2)
+        assert ((samples.std(0) - std).abs() <= 4 * std / (2 * n) ** 0.5).all()
     else:
         samples, mean = family.encode(samples.long()).double(), stats[0]
         std = (mean * (1 - mean)).sqrt()
@@ -804,10 +788,11 @@ def box_with_nan(bound: str) -> spaces.Box:
     ids=str,
 )
 def test_an_unsupported_space_is_named_together_with_the_supported_ones(space: Space) -> None:
-    with pytest.raises(ValueError, match="action_space") as error:
+    with pytest.raises(
+        ValueError, match="action_space must be Discrete, MultiDiscrete, MultiBinary, or a Box"
+    ) as error:
         make_family(space)
-    for name in (repr(space), "Discrete", "MultiDiscrete", "MultiBinary", "Box"):
-        assert name in str(error.value)
+    assert repr(space) in str(error.value)
 
 
 @pytest.mark.parametrize("shape", [[2, 3], [3]])

@@ -235,7 +235,7 @@ def test_retrace_is_a_contraction_by_the_discount_factor(seed: int) -> None:
     process = random_process(rng, 3, 2, False, 0.9)
     mu = th.from_numpy(rng.dirichlet(np.full(2, 0.3), 3))
     q = process.q + 10 * normal(rng, 3, 2)
-    targets = expected_targets(process, mu, q, (process.policy / mu).clamp(max=1), 0.9)
+    targets = expected_targets(process, mu, q, retrace_traces(process.policy / mu), 0.9)
     assert (targets - process.q).abs().max() <= 0.9 * (q - process.q).abs().max()
 
 
@@ -278,7 +278,7 @@ def test_the_value_target_equals_the_scalar_oracle(seed: int) -> None:
         assert found[t, b].item() == pytest.approx(reference.value_target(*state), rel=1e-12, abs=1e-12)
 
 
-def test_the_value_target_has_the_value_as_its_mean_on_policy_and_is_it_where_q_is_right() -> None:
+def test_the_value_target_is_v_on_average_on_policy_and_exactly_where_q_is_right() -> None:
     rng = np.random.default_rng(0)
     pi, q = th.from_numpy(rng.dirichlet(np.ones(4), 50)), normal(rng, 50, 4)
     v = (pi * q).sum(-1, keepdim=True)
@@ -317,13 +317,13 @@ def test_gains_equal_the_scalar_oracle(seed: int, c: float) -> None:
 
 
 def test_the_correction_of_an_impossible_action_is_zero_without_truncation_too() -> None:
-    """At c = 0 its weight max(0, (rho - c) / rho) has no value at rho = 0."""
-    weights = correction_factors(th.tensor([0.0, 1.0]), th.tensor([0.0, 0.5]), th.ones(2), 0.0)
-    assert weights.tolist() == [0, 1]
+    """At c = 0 its factor max(0, (rho - c) / rho) has no value at rho = 0."""
+    factors = correction_factors(th.tensor([0.0, 1.0]), th.tensor([0.0, 0.5]), th.ones(2), 0.0)
+    assert factors.tolist() == [0, 1]
 
 
 @truncation_constants
-def test_gradients_of_gains_are_their_weights(c: float) -> None:
+def test_gradients_of_gains_with_respect_to_log_probabilities_are_their_factors(c: float) -> None:
     rng = np.random.default_rng(0)
     log_probs = (-uniform(rng, 4, 3, 5)).requires_grad_()
     weights, ratios, advantages = uniform(rng, 4, 3, 5), (3 * normal(rng, 4, 3, 5)).exp(), normal(rng, 4, 3, 5)
@@ -526,15 +526,13 @@ FUNCTIONS: dict[str, tuple[Callable[..., th.Tensor], list[list[int]]]] = {
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-@pytest.mark.parametrize("n", [2, 7, 64])
-def test_a_batch_of_n_copies_equals_n_times_one(name: str, n: int) -> None:
+def test_a_batch_of_copies_equals_one(name: str) -> None:
     function, axes = FUNCTIONS[name]
     rng = np.random.default_rng(0)
     arguments = [2 * uniform(rng, 6, 1, *trailing) for trailing in axes]
     one = function(*arguments)
-    copies = function(*(argument.expand(6, n, *argument.shape[2:]).contiguous() for argument in arguments))
+    copies = function(*(argument.expand(6, 7, *argument.shape[2:]).contiguous() for argument in arguments))
     close(copies, one.expand_as(copies), 1e-13)
-    close(copies.sum(1), n * one.sum(1), 1e-13)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

@@ -24,7 +24,6 @@ from sb3_contrib.common.maskable.callbacks import MaskableEvalCallback
 from sb3_contrib.common.maskable.evaluation import evaluate_policy
 from sb3_contrib.common.maskable.utils import get_action_masks
 from sb3_contrib.common.wrappers import ActionMasker
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecFrameStack, VecNormalize
 
@@ -34,7 +33,8 @@ from sb3_acer.masks import following_masks
 from sb3_acer.policies import ACERPolicy, MlpPolicy
 from sb3_acer.sequences import SequenceBatch
 from sb3_acer.update import Settings, Update, compute_update
-from tests.helpers import Constant, close, normal
+from tests.helpers import Constant, StopAt, close, normal
+from tests.reference import sizes
 
 Space = spaces.Space[Any]
 
@@ -45,12 +45,6 @@ ACTIONS: dict[str, Space] = {
 }
 every_action = pytest.mark.parametrize("action_space", ACTIONS.values(), ids=ACTIONS)
 N_STATES = 6
-
-
-def sizes(space: Space) -> list[int]:
-    if isinstance(space, spaces.MultiDiscrete):
-        return [int(n) for n in space.nvec]
-    return [2] * space.shape[0] if isinstance(space, spaces.MultiBinary) else [int(space.n)]  # type: ignore[attr-defined]
 
 
 def random_masks(space: Space, n_rows: int, seed: int) -> np.ndarray:
@@ -331,7 +325,6 @@ def test_components_with_one_valid_outcome_are_no_dimensions_of_the_traces(n_fre
     bits = make_family(spaces.MultiBinary(4))
     assert bits.trace_root == 4
     assert th.as_tensor(bits.trace_roots(th.from_numpy(masks))).tolist() == [max(n_free, 1)]
-    assert make_family(spaces.MultiDiscrete([1, 3, 1, 2])).trace_root == 2
 
 
 # Acting, storing and replaying
@@ -580,17 +573,6 @@ def test_a_mask_without_masked_actions_changes_nothing() -> None:
     assert bool(th.as_tensor(every_sequence(agents[0]).masks).all())
     for parameters in zip(*(agent.policy.parameters() for agent in agents), strict=True):
         assert th.equal(*parameters)
-
-
-class StopAt(BaseCallback):
-    """Stops after some of its calls."""
-
-    def __init__(self, n_calls: int) -> None:
-        super().__init__()
-        self.last = n_calls
-
-    def _on_step(self) -> bool:
-        return self.n_calls < self.last
 
 
 @pytest.mark.parametrize("resets", [True, False])

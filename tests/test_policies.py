@@ -1171,7 +1171,11 @@ def test_the_optimizer_has_every_parameter_once_at_the_first_learning_rate(
 def test_a_copy_of_a_policy_has_parameters_of_its_own(recurrence: dict[str, Any]) -> None:
     policy = make(**recurrence)
     copied = deepcopy(policy)
-    assert not set(copied.parameters()) & set(policy.parameters())
+    before = [parameter.detach().clone() for parameter in copied.parameters()]
+    with th.no_grad():
+        for parameter in policy.parameters():
+            parameter.add_(1)
+    assert all(map(th.equal, copied.parameters(), before))
 
 
 @pytest.mark.parametrize("name", ["features_extractor", "pi_net", "pi_net.0", "pi_head"])
@@ -1233,7 +1237,7 @@ def test_what_python_merely_takes_for_true_is_refused(name: str) -> None:
         make(**arguments)
 
 
-def test_widths_are_from_1_to_2_to_the_20() -> None:
+def test_a_width_may_be_1_or_2_to_the_20() -> None:
     assert split_net_arch([1, 2**20]) == ([1, 2**20], [1, 2**20])
 
 

@@ -41,6 +41,7 @@ from tests.test_policies import (
     constant,
     evaluate,
     every_action,
+    fold,
     gram,
     make,
     pick,
@@ -336,8 +337,6 @@ def test_an_orthogonal_network_has_orthogonal_weights_and_no_bias(
     network_class: Callable[[int, int, int], Gated], n_layers: int
 ) -> None:
     network = network_of(network_class, n_layers)
-    if isinstance(network, LayerNormLSTM):
-        network = LayerNormLSTM(3, 4, n_layers).double()
     network.orthogonal_()
     matrices = 0
     for name, parameter in network.named_parameters():
@@ -381,19 +380,13 @@ def a_slot(policy: ACERPolicy, given: Endings) -> SequenceBatch:
     with th.no_grad():
         actions = policy.family.sample(stats_of(policy, pick(every, slice(n_steps * n_sequences))), noise)
     return sequences_of(
-        shaped(pick(every, slice(n_rows)), n_steps + 1, n_sequences),
+        fold(pick(every, slice(n_rows)), n_steps + 1, n_sequences),
         actions.view(n_steps, n_sequences, -1),
         0.5 * normal(rng, n_sequences, policy.state_size).float(),
         given.ends,
         pick(every, slice(n_rows, None)),
         given.final_steps,
     )
-
-
-def shaped(rows: Obs, *shape: int) -> Obs:
-    if isinstance(rows, dict):
-        return {key: part.view(*shape, *part.shape[1:]) for key, part in rows.items()}
-    return rows.view(*shape, *rows.shape[1:])
 
 
 class Walk(NamedTuple):

@@ -343,17 +343,6 @@ def test_without_a_state_of_the_environments_the_rest_continues_and_they_begin_a
     assert ends[-1].all()
 
 
-def test_another_number_of_environments_begins_new_episodes(tmp_path: Path) -> None:
-    make_model().learn(96).save_checkpoint(tmp_path)
-    with pytest.warns(UserWarning, match="there were 2 environments, and now there are 3"):
-        loaded = ACER.load_checkpoint(tmp_path, make_vec_env("CartPole-v1", 3), device="cpu")
-    first: Any
-    resumed: Any
-    first, resumed = (env.reset() for env in (make_model().get_env(), loaded.get_env()) if env is not None)
-    assert not (first[:, np.newaxis] == resumed).all(-1).any()  # others than those that training began with
-    assert loaded.learn(150).num_timesteps == 168  # rollouts of 24 steps
-
-
 def test_the_environments_begin_new_episodes_if_the_program_says_so(tmp_path: Path) -> None:
     make_model(env=Recorder).learn(96, checkpoint=tmp_path)
     for force_reset, clock in ((False, 0), (True, 1)):  # after 56 or 8 steps, in episodes of seven
@@ -575,7 +564,7 @@ def test_the_time_of_training_goes_on(tmp_path: Path) -> None:
     model.start_time -= int(3600e9)
     model.save_checkpoint(tmp_path)
     resumed = make_model(tmp_path).learn(128)
-    assert time.time_ns() - resumed.start_time >= 3600e9
+    assert 3600e9 <= time.time_ns() - resumed.start_time < 4200e9
 
 
 def test_a_checkpoint_is_of_one_seed(tmp_path: Path) -> None:
@@ -1100,6 +1089,7 @@ def test_environments_that_begin_anew_have_other_episodes_than_at_the_start_for_
     resumed: Any
     first, resumed = (each.reset() for each in (agent().get_env(), loaded.get_env()) if each is not None)
     assert not (first[:, np.newaxis] == resumed).all(-1).any()
+    assert loaded.learn(50).num_timesteps == 56  # rollouts of 24 steps, after 32
 
 
 def test_the_environments_of_several_callbacks_continue(tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ def test_a_rank_that_has_left_posts_nothing_more_and_the_others_hear_of_it(name:
 
 
 def test_after_an_exchange_that_was_not_finished_there_is_no_other(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def act(rank: int) -> None:
+    def act(rank: int) -> bool:
         board = opened(name, rank)
         board.gather(b"before")
         if rank == 0:
@@ -155,8 +155,9 @@ def test_after_an_exchange_that_was_not_finished_there_is_no_other(name: str, mo
             time.sleep(0.01)
         with pytest.raises(ExchangeError, match="rank 0 has left its group"):
             board.gather(b"the second")
+        return True
 
-    assert on_ranks(act, 3) == [None] * 3
+    assert on_ranks(act, 3) == [True] * 3
 
 
 @pytest.mark.parametrize(
@@ -169,11 +170,12 @@ def test_after_an_exchange_that_was_not_finished_there_is_no_other(name: str, mo
     ids=["lengths", "dtypes", "calls"],
 )
 def test_ranks_that_do_different_things_hear_of_it(name: str, calls: list[Any], message: str) -> None:
-    def act(rank: int) -> None:
+    def act(rank: int) -> bool:
         with pytest.raises(ExchangeError, match=message):
             calls[rank % 2](opened(name, rank))
+        return True
 
-    assert on_ranks(act, 3) == [None] * 3
+    assert on_ranks(act, 3) == [True] * 3
 
 
 def test_without_room_there_is_no_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

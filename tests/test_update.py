@@ -15,7 +15,7 @@ from gymnasium import spaces
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from stable_baselines3.common.logger import KVWriter, Logger
+from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_acer import ACER, SequenceReplayBuffer
@@ -25,7 +25,7 @@ from sb3_acer.recurrent import GRU, LSTM, Recurrent
 from sb3_acer.sequences import SequenceBatch
 from sb3_acer.update import Settings, Update, compute_update, metrics
 from tests import reference
-from tests.helpers import NormalisedFeatures, close, normal
+from tests.helpers import NormalisedFeatures, Rows, close, normal, updates_of
 
 Space = spaces.Space[Any]
 
@@ -483,24 +483,11 @@ def test_metrics_are_finite_where_the_average_policy_is_the_policy() -> None:
     assert found["trust_region_scale"] == found["trust_region_active"] == 0
 
 
-class Written(KVWriter):
-    """Keeps what is logged."""
-
-    def __init__(self) -> None:
-        self.rows: list[dict[str, Any]] = []
-
-    def write(self, key_values: dict[str, Any], key_excluded: Any, step: int = 0) -> None:
-        self.rows.append(dict(key_values))
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
 def test_an_agent_logs_the_means_over_the_updates_after_a_rollout(env_id: str) -> None:
     kwargs = {"net_arch": [5]}
     agent = ACER("MlpPolicy", env_id, n_steps=4, replay_start=8, policy_kwargs=kwargs, seed=0, ent_schedule="linear")
-    written, updates, rates = Written(), [], []
+    written, updates, rates = Rows(), [], []
     agent.set_logger(Logger(None, [written]))
     update = agent.update
 
@@ -569,12 +556,6 @@ def test_gradients_are_the_weighted_mean_of_those_of_single_states(
     assert_mean(th.tensor([[1.0, 0.0, 0.5], [2.0, 1.0, 0.0]], dtype=th.float64).t())  # not contiguous
 
 
-def test_all_gradients_are_zero_where_all_weights_are() -> None:
-    problem = random_problem(ACTIONS["Box"])
-    update = problem.update(weights=th.zeros_like(problem.batch.weights))
-    assert all((gradient == 0).all() for gradient in parameter_gradients(problem.policy, update))
-
-
 class Weighted(SequenceReplayBuffer):
     """Replays as it does, but with weights of its own, drawn apart from the sequences."""
 
@@ -612,14 +593,7 @@ def replayed(
         policy_kwargs={"net_arch": [5], "optimizer_class": th.optim.SGD},
         **{"seed": 0, "alpha": 1.0, "learning_rate": 1e-2, **arguments},
     )
-    updates: list[Update] = []
-    update = agent.update
-
-    def watched(batch: SequenceBatch) -> Update:
-        updates.append(update(batch))
-        return updates[-1]
-
-    agent.update = watched  # type: ignore[method-assign]
+    updates = updates_of(agent)
     agent.learn(60)
     return [parameter.detach() for parameter in agent.policy.parameters()], updates, agent
 
