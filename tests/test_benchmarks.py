@@ -139,6 +139,9 @@ def test_interval_is_around_the_interquartile_mean_and_always_the_same() -> None
     assert low < tables.interquartile_mean(values) < high
     assert tables.interval(values) == (low, high)
     assert tables.interval(np.full(5, 500.0)) == (500, 500)
+    low, high = tables.interval(np.random.default_rng(0).normal(size=400))
+    # The interquartile mean of n normal numbers has a variance of 1.19 / n.
+    assert high - low == pytest.approx(2 * 1.96 * (1.19 / 400) ** 0.5, rel=0.15)
 
 
 def test_rows_replace_those_of_the_same_run_only(tmp_path: Path) -> None:

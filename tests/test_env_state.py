@@ -62,9 +62,7 @@ def require_that_another_goes_on(make: Callable[[], VecEnv], n_steps: int = 130)
     return state.source
 
 
-@pytest.mark.parametrize(
-    "env_id", ["CartPole-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Acrobot-v1", "Pendulum-v1"]
-)
+@pytest.mark.parametrize("env_id", CLASSIC)
 def test_classic_control_goes_on(env_id: str) -> None:
     assert require_that_another_goes_on(lambda: make_vec_env(env_id, 2)) == "attributes"
 

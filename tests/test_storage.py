@@ -32,7 +32,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack
 from sb3_acer import ACER
 from sb3_acer.storage import FORMAT, move, named, opened, read_state, replacing, write_state
 from tests.helpers import Catch, in_a_fork
-from tests.mutations import attempt, memory_for, mutated, mutated_zip
+from tests.mutations import attempt, memory_for, mutated, mutated_zip, zipped
 
 arrays = arrays_of.arrays(
     st.sampled_from([np.float32, np.float64, np.int8, np.int64, np.uint16, np.bool_]),
@@ -529,14 +529,25 @@ def test_a_replay_buffer_whose_observations_are_no_categories_of_the_agents_is_r
         agent(3).load_replay_buffer(tmp_path / "buffer")
 
 
-def test_members_of_a_file_that_are_packed_or_lie_about_their_size_are_refused() -> None:
+def test_members_of_a_file_that_are_packed_lie_about_their_size_or_are_there_twice_are_refused() -> None:
     packed = io.BytesIO()
     np.savez_compressed(packed, header=header({"format": FORMAT, "state": {"dict": {}}}), bomb=np.zeros(10**6))
-    lying = npy(np.ones(3)).replace(b"(3,)", b"(9,)")
+    longer = with_member(npy(np.ones(3)).replace(b"(3,)", b"(9,)"))
+    members = {
+        "header.npy": npy(header({"format": FORMAT, "state": {"dict": {"a": {"array": 0}}}})),
+        "0.npy": npy(np.ones(3)),
+    }
+    read(zipped(members, zipfile.ZIP_STORED))  # without a lie
+    lie = {"0.npy": members["0.npy"].replace(b"(3,)", b"(2,)")}
+    shorter = zipped(members | lie, zipfile.ZIP_STORED)
+    same_name = io.BytesIO(zipped(members, zipfile.ZIP_STORED))
+    with warnings.catch_warnings(), zipfile.ZipFile(same_name, "a") as archive:
+        warnings.simplefilter("ignore")  # zipfile's, of the second name
+        archive.writestr("0.npy", members["0.npy"])
     twice = io.BytesIO()
     state = {"dict": {"a": {"array": 0}, "b": {"array": 0}}}
     np.savez(twice, header=header({"format": FORMAT, "state": state}), **{"0": np.zeros(1000)})  # type: ignore[arg-type]
-    for content in (packed.getvalue(), with_member(lying), twice.getvalue()):
+    for content in (packed.getvalue(), longer, shorter, same_name.getvalue(), twice.getvalue()):
         with pytest.raises(ValueError, match="the diary must be a whole file"):
             read(content)
 

@@ -69,7 +69,7 @@ class Algorithms(dict[str, Any]):
         self._env: VecEnv | None = None
 
     def create_env(self, *args: Any, **kwargs: Any) -> VecEnv:
-        """To replace the zoo's ``create_test_env``, which leaves out the entry's ``env_kwargs``."""
+        """To replace the zoo's ``create_test_env``: its record_video leaves out the entry's ``env_kwargs``."""
         of_entry = kwargs["hyperparams"].get("env_kwargs", {})
         self._env = self._create_env(*args, **kwargs | {"env_kwargs": {**of_entry, **kwargs["env_kwargs"]}})
         return self._env

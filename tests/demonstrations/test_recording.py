@@ -160,11 +160,15 @@ def test_an_image_that_cannot_be_written_is_an_error(tmp_path: Path, monkeypatch
 
 
 def test_of_several_environments_the_first_is_recorded() -> None:
-    model = an_agent(make_vec_env(Recorder, 3))
+    envs = [Recorder(length=length) for length in (4, 7, 9)]
+    model = an_agent(DummyVecEnv([lambda env=env: env for env in envs]))  # type: ignore[misc]
     with pytest.warns(UserWarning, match="first of 3"):
         arrays = generate_expert_traj(model, n_episodes=2)
-    assert arrays["episode_starts"].sum() == 2
-    assert len(arrays["obs"]) == 14
+    assert arrays["obs"][:, 0].tolist() == [0, 1, 2, 3] * 2
+    assert arrays["final_obs"][:, 0].tolist() == [4, 4]
+    first, *others = (env.actions for env in envs)
+    assert arrays["actions"][:, 0].tolist() == first
+    assert first not in others
 
 
 def test_a_recurrent_agent_remembers_as_long_as_an_episode_lasts(monkeypatch: pytest.MonkeyPatch) -> None:

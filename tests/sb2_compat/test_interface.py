@@ -292,7 +292,9 @@ def test_callbacks_find_the_names_of_stable_baselines() -> None:
     assert [step["steps"] for step in listen.heard] == [10 * (i // 5) for i in range(33)]
     assert {step["samples_number"] for step in listen.heard[:10]} == {0}
     assert sum(step["samples_number"] for step in listen.heard[10::5]) == model._n_updates - 6
-    assert listen.heard[3]["states"].shape == (2, model.policy.state_size)
+    assert not listen.heard[24]["dones"].any()
+    assert listen.heard[24]["states"].any()
+    np.testing.assert_array_equal(listen.heard[24]["states"], batch.states)  # before the rollout's first step
 
 
 def test_a_list_of_parameters_leaves_frozen_ones_as_they_are() -> None:

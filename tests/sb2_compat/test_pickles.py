@@ -217,13 +217,25 @@ BOMBS: dict[str, Callable[[], bytes]] = {
 }  # fmt: skip
 
 
+# Those that only a bound refuses before they take time or memory: without it they are refused for another reason, late.
+BOUNDS = {
+    "marks": "more than 100000 opcodes",
+    "dicts": "more than 100000 opcodes",
+    "file too large": "the file has more than",
+    "zip of zeros": "the zip archive holds more than",
+    "zip of zeros in the npz": "the zip archive holds more than",
+    "zip of many members": "the zip archive has more than 1000 members",
+    "zip packed by lzma": "another method than deflate",
+}
+
+
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_bomb_is_an_error_at_once(tmp_path: Path, name: str) -> None:
     """Measured in processor time, which does not depend on other programs."""
     path = tmp_path / "bomb"
     path.write_bytes(BOMBS[name]())
     start = time.process_time()
-    with pytest.raises(MigrationError, match=r"bomb cannot be migrated: .{4,}"):
+    with pytest.raises(MigrationError, match=f"bomb cannot be migrated: .*{BOUNDS.get(name, '.{4,}')}"):
         load_stable_baselines(path)
     assert time.process_time() - start < 5
 

@@ -57,6 +57,29 @@ def test_only_a_screen_that_is_not_there_is_replaced(
         assert seen == {**given, "should_render": should_render}
 
 
+@pytest.mark.parametrize(("screen", "expected"), [("", ["dummy", "egl"]), (":0", [None, None])])
+def test_pygame_and_mujoco_draw_without_a_screen_where_there_is_none(
+    screen: str, expected: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(display, "find_library", lambda name: f"lib{name}.so")
+    monkeypatch.setenv("DISPLAY", screen)
+    names = ("WAYLAND_DISPLAY", "SDL_VIDEODRIVER", "MUJOCO_GL")
+    for name in names:
+        monkeypatch.setenv(name, "")  # so that what the code sets is undone
+        monkeypatch.delenv(name)
+    display.draw_offscreen()
+    assert [os.environ.get(name) for name in names[1:]] == expected
+
+
+def test_a_video_file_has_the_speed_that_was_given(tmp_path: Path) -> None:
+    moviepy = pytest.importorskip("moviepy")
+    frames = [np.full((64, 64, 3), 20 * step, dtype=np.uint8) for step in range(10)]
+    path = display.write_film(frames, 50, tmp_path / "Env-v1")
+    with moviepy.VideoFileClip(str(path)) as film:
+        assert (path.suffix, film.fps) == (".mp4", 50)
+
+
 def test_without_moviepy_the_video_is_a_gif(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from PIL import Image
 

@@ -11,7 +11,7 @@ from torch.nn.functional import conv2d
 from torch.nn.utils import parameters_to_vector
 
 from sb3_acer import ACER
-from sb3_acer.zoo.minatar import FIELD_SIZE, MAX_EPISODE_STEPS, MinAtarCnn, MinAtarPolicy
+from sb3_acer.zoo.minatar import FIELD_SIZE, MinAtarCnn, MinAtarPolicy
 
 GAMES = ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders")
 
@@ -19,7 +19,7 @@ GAMES = ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders")
 @pytest.mark.parametrize("game", GAMES)
 def test_every_game_is_registered_with_a_time_limit(game: str) -> None:
     spec = gym.spec(f"MinAtar/{game}-v1")
-    assert spec.max_episode_steps == MAX_EPISODE_STEPS
+    assert spec.max_episode_steps == 5000
     assert spec.kwargs["use_minimal_action_set"]
 
 

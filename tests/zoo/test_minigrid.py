@@ -57,14 +57,14 @@ def test_a_key_and_an_open_door_make_known_positions_new() -> None:
     assert bonuses(env, [FORWARD]) == [0.5]
 
 
-def test_the_environments_own_rewards_are_kept() -> None:
-    plain, wrapped = gym.make("MiniGrid-Empty-5x5-v0"), StateBonus(gym.make("MiniGrid-Empty-5x5-v0"), scale=0)
+def test_the_bonus_is_added_to_the_environments_own_rewards() -> None:
+    plain, wrapped = gym.make("MiniGrid-Empty-5x5-v0"), StateBonus(gym.make("MiniGrid-Empty-5x5-v0"), scale=0.5)
     plain.reset(seed=1)
     wrapped.reset(seed=1)
-    for action in (FORWARD, FORWARD, RIGHT, FORWARD, FORWARD):
+    for action, bonus in ((FORWARD, 0.5), (FORWARD, 0.5), (RIGHT, 0), (FORWARD, 0.5), (FORWARD, 0.5)):
         expected, got = plain.step(action), wrapped.step(action)
-        assert got[1:4] == expected[1:4]
-    assert got[1] > 0.9
+        assert got[1:4] == (float(expected[1]) + bonus, *expected[2:4])
+    assert float(expected[1]) > 0.9
     assert got[2]
 
 

@@ -90,10 +90,6 @@ def knobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         (["--seed", "4294967296"], "Seed must be between 0 and 2**32 - 1"),
         (["-f", f"{__file__}/logs"], "Not a directory"),
         (["--trial-id", "3"], "--trial-id must be given with --storage and --study-name, got 3"),
-        (
-            ["--trial-id", "3", "--storage", "sqlite:///none.db", "--study-name", "a"],
-            "--storage must be the file of a study, got 'sqlite:///none.db'",
-        ),
         (["--resume", "-i", "agent.zip"], "-i must be left out with --resume, which goes on from a checkpoint"),
         (["--trained-agent", "none.zip"], "The trained_agent must be a valid path to a .zip file"),
     ],
@@ -101,8 +97,9 @@ def knobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_a_mistake_ends_with_one_line(arguments: list[str], message: str, tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as exit_info:
         sb3_acer("train", *arguments, cwd=tmp_path)
-    assert str(exit_info.value.code).startswith("sb3-acer train: ")
-    assert message in str(exit_info.value.code)
+    (line,) = str(exit_info.value.code).splitlines()
+    assert line.startswith("sb3-acer train: ")
+    assert message in line
 
 
 def test_an_environment_of_ones_own_is_registered_by_a_module_of_the_folder(knobs: Path) -> None:

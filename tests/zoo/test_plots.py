@@ -105,6 +105,7 @@ def test_the_curve_is_a_running_mean_over_the_steps_taken() -> None:
         "environment steps",
         "episode reward",
     )
+    np.testing.assert_array_equal(axes.collections[0].get_offsets(), np.stack((steps, rewards), axis=1))
     (line,) = axes.lines
     np.testing.assert_allclose(np.asarray(line.get_xydata(), float), np.stack((steps[9:], rewards[9:] - 4.5), axis=1))
 
