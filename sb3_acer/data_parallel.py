@@ -1,7 +1,6 @@
 """Data-parallel training: the ranks of a torch.distributed group train one agent, each on its own environments."""
 
 from collections.abc import Sequence
-from copy import deepcopy
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -177,7 +176,7 @@ class DataParallelAlgorithm(RolloutAlgorithm):
         return [Moments(each.mean, each.var, each.count) for each in self._statistics()]
 
     def _set_moments(self, moments: list[Moments]) -> None:
-        self._common = deepcopy(moments)
+        self._common = moments
         for each, (mean, var, count) in zip(self._statistics(), moments, strict=True):
             each.mean, each.var, each.count = mean, var, count
 

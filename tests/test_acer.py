@@ -65,6 +65,7 @@ from tests.helpers import (
     Shows,
     StopAt,
     TMaze,
+    WithDropout,
     updates_of,
 )
 
@@ -2845,3 +2846,65 @@ def test_a_gradient_that_a_hook_replaces_is_clipped_and_followed() -> None:
     model.update(model.replay_buffer.latest())
     moved = [(new - old).flatten() for new, old in zip(model.policy.parameters(), before, strict=True)]
     assert th.cat(moved).norm().item() == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_a_group_counts_the_rollouts_and_steps_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small(make_vec_env("CartPole-v1", 2))
+    monkeypatch.setattr("sb3_acer.distributed.world_size", lambda: 3)
+    model._set_log_interval("auto", 5 * 2 * 3 * 1000)
+    assert model._log_interval == 50
+    assert any("this call learns nothing: 30 steps" in hint for hint in model._hints(30, True))
+    assert not any("this call learns nothing" in hint for hint in model._hints(31, True))
+
+
+def test_histograms_are_of_the_rollout_and_not_of_what_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small(make_vec_env("CartPole-v1", 2), full_tensorboard_log=True, replay_ratio=5)
+    recorded: list[tuple[int, bool]] = []
+
+    def record(update: Update) -> None:
+        recorded.append((model.num_timesteps, bool((update.batch.slots == model.replay_buffer.pos - 1).all())))
+
+    monkeypatch.setattr(model, "record_distributions", record)
+    model.learn(100, log_interval=1)
+    assert recorded == [(step, True) for step in range(10, 101, 10)]
+
+
+def test_the_largest_seed_is_a_seed_of_each_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sb3_acer.distributed.rank", lambda: 1)
+    small(make_vec_env("CartPole-v1", 2), seed=2**32 - 1).set_random_seed(2**32 - 1)
+
+
+@pytest.mark.parametrize("name", ["ratio", "q_ret", "g", "z"])
+def test_what_is_not_finite_is_named(name: str) -> None:
+    model = trained()
+    update = model.update(a_batch(model))
+    value = getattr(update, name).clone()
+    value[2, 1] = math.nan
+    found = model._find_not_finite(update._replace(**{name: value}))
+    assert re.match(rf"{name} must be finite, got .* at step 2 of a sequence from environment", found)
+
+
+def test_a_progress_bar_is_shown_if_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[int] = []
+
+    class Bar(BaseCallback):
+        def _on_step(self) -> bool:
+            shown.append(self.num_timesteps)
+            return True
+
+    monkeypatch.setattr("stable_baselines3.common.base_class.ProgressBarCallback", Bar)
+    small().learn(10)
+    assert not shown
+    small().learn(10, progress_bar=True)
+    assert shown == list(range(1, 11))
+
+
+def test_predictions_have_no_dropout_where_a_part_of_the_policy_alone_is_in_training_mode() -> None:
+    model = small(Recorder(), policy_kwargs={"features_extractor_class": WithDropout})
+    with th.no_grad():
+        model.policy.pi_head.weight.mul_(300)
+    model.policy.set_training_mode(False)
+    model.policy.features_extractor.train()
+    one, *others = (model.action_probability(np.ones(2, np.float32)) for _ in range(5))
+    for other in others:
+        np.testing.assert_array_equal(other, one)

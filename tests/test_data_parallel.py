@@ -24,6 +24,7 @@ from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecEnvWrapper, VecNormalize
 
 from sb3_acer import ACER, checkpoint
+from sb3_acer.callbacks import all_callbacks
 from sb3_acer.checkpoint import find_checkpoint
 from sb3_acer.distributed import RankError
 from sb3_acer.sequences import SequenceBatch
@@ -692,3 +693,11 @@ def test_episodes_and_successes_are_counted_without_monitor_too() -> None:
         return model._episode_num, [*(model.ep_success_buffer or [])]
 
     assert on_ranks(act) == [(8, [True] * 8)] * 2  # two of 7 steps in each of four environments
+
+
+def test_rank_0_alone_shows_progress_bars() -> None:
+    def act(rank: int) -> Any:
+        callback = make_model()._setup_learn(64, [ProgressBarCallback()], progress_bar=True)[1]
+        return sum(isinstance(each, ProgressBarCallback) for each in all_callbacks(callback))
+
+    assert on_ranks(act) == [2, 0]

@@ -288,3 +288,17 @@ def test_observations_that_are_changed_after_vec_normalize_are_refused(norm_obs:
     assert agent.replay_buffer.size() == 0
     agent.set_env(VecNormalize(Negates(env), norm_obs=norm_obs))
     assert agent.learn(10).replay_buffer.size() == 10
+
+
+def test_a_step_that_a_program_has_replaced_stays_replaced() -> None:
+    env, n_steps = DummyVecEnv([Spoiled]), []
+    step_wait = env.step_wait
+
+    def counted() -> Any:
+        n_steps.append(1)
+        return step_wait()
+
+    env.step_wait = counted  # type: ignore[method-assign]
+    ACER("MlpPolicy", VecNormalize(env), n_steps=5, device="cpu").learn(20)
+    assert len(n_steps) == 20
+    assert env.step_wait is counted

@@ -600,3 +600,9 @@ def test_the_last_step_of_a_rollout_touches_no_sequence_that_can_still_be_sample
     with pytest.raises(KeyboardInterrupt):
         add(41)
     assert th.equal(before, th.as_tensor(buffer.gather(slots, np.zeros(3, int)).observations))
+
+
+def test_stacks_of_colour_images_are_taken_apart_along_their_first_axis() -> None:
+    for n_frames in (3, 4):  # as FrameStackObservation makes them
+        space = spaces.Box(0, 255, (n_frames, 36, 36, 3), np.uint8)
+        assert make_frame_stack(space, n_frames, strict=True) == FrameStack(n_frames, 0)

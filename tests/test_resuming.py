@@ -6,7 +6,7 @@ import re
 import shutil
 import time
 import warnings
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.util import find_spec
@@ -27,6 +27,7 @@ from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule
 from stable_baselines3.common.vec_env import VecCheckNan, VecEnv, VecNormalize
 
 from sb3_acer import ACER
+from sb3_acer.callbacks import put_back
 from sb3_acer.checkpoint import find_checkpoint
 from tests.helpers import Recall, Recorder
 from tests.test_env_state import FORKED, Locked
@@ -1105,3 +1106,10 @@ def test_the_environments_of_several_callbacks_continue(tmp_path: Path) -> None:
     learnt(plain("CartPole-v1"), {}, Rows(), rest, folder=tmp_path)
     assert rest.n_calls == whole.n_calls == 120
     assert (rest.last_mean_reward, rest.best_mean_reward) == (whole.last_mean_reward, whole.best_mean_reward)
+
+
+@pytest.mark.parametrize("kind", [list, dict.fromkeys, set, deque])
+def test_containers_of_callbacks_stay_the_same_objects(kind: Any) -> None:
+    present, saved = kind([1, 2]), kind([3])
+    assert put_back(present, saved) is present
+    assert present == saved

@@ -536,3 +536,37 @@ def test_the_seconds_of_a_game_count_from_the_start() -> None:
     infos = [env.step(np.zeros(1, int))[3][0] for _ in range(20)]
     seconds = next(info["episode"]["t"] for info in infos if "episode" in info)
     assert 100 <= seconds < 1e8  # and not the time of day, which counts from 1970
+
+
+def test_frame_skip_and_sticky_actions_are_as_given() -> None:
+    env = without_starts("pong", 1, frame_skip=2)
+    env.reset()
+    assert [step(env, 0)[3][0]["episode_frame_number"] for _ in range(3)] == [2, 4, 6]
+
+    def played(sticky: float, action: int) -> np.ndarray:
+        env = without_starts("pong", 1, sticky=sticky, seed=3)
+        env.reset()
+        return np.stack([step(env, action)[0] for _ in range(30)])
+
+    np.testing.assert_array_equal(played(1.0, 2), played(1.0, 0))  # NOOP is repeated for ever
+    assert (played(0.0, 2) != played(0.0, 0)).any()
+
+
+def test_a_state_has_the_start_of_time_the_infos_of_resets_and_the_seeds_that_are_to_come() -> None:
+    kwargs: dict[str, Any] = {"screen_size": 36, "noop_max": 9}
+    first, second = AtariVecEnv("breakout", 2, seed=5, **kwargs), AtariVecEnv("breakout", 2, seed=8, **kwargs)
+    for env in (first, second):
+        env.reset()
+    first.t_start -= 100
+    first.reset_infos[0]["mine"] = 1
+    first.seed(7)
+    second.set_state(first.get_state())
+    assert (second.t_start, second.reset_infos) == (first.t_start, first.reset_infos)
+    np.testing.assert_array_equal(second.reset(), first.reset())
+    np.testing.assert_array_equal(second._game_seeds, first._game_seeds)
+
+
+def test_games_are_made_with_the_given_seed() -> None:
+    env = make_atari_vec_env("pong", 2, seed=3)
+    env.reset()
+    assert env._game_seeds.tolist() == [3, 4]

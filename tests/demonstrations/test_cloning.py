@@ -16,7 +16,7 @@ from sb3_acer.demonstrations.cloning import _least_log_std, behaviour_cloning
 from sb3_acer.demonstrations.dataset import ExpertDataset
 from sb3_acer.demonstrations.recording import generate_expert_traj
 from tests.demonstrations.conftest import SPACES, an_agent, expert_of, old_arrays, quiet
-from tests.helpers import Recorder, Shows
+from tests.helpers import NormalisedFeatures, Recorder, Shows
 from tests.test_policies import sequences_of
 
 
@@ -196,3 +196,33 @@ def test_each_epoch_begins_with_the_states_of_the_policy_as_it_is_then(monkeypat
     behaviour_cloning(an_agent(Recorder(), "MlpLstmPolicy", policy_kwargs=kwargs), quiet(old_arrays()), 3, 1e-2)
     assert len(played) == 3
     assert (played[0] != played[2]).any()
+
+
+def test_adam_has_the_epsilon_that_is_given() -> None:
+    moves = []
+    for adam_epsilon in (1e-8, 1.0):
+        model = an_agent(Recorder())
+        before = model.policy.pi_head.bias.detach().clone()
+        behaviour_cloning(model, quiet(old_arrays(), train_fraction=1.0), 1, 1e-3, adam_epsilon)
+        moves.append((model.policy.pi_head.bias - before).abs().max().item())
+    assert moves[0] == pytest.approx(1e-3, rel=1e-3)  # Adam's first step, unless epsilon counts
+    assert moves[1] < 0.5e-3
+
+
+def test_cloning_is_in_training_mode_and_validation_is_not() -> None:
+    clones = []
+    for verbose in (0, 1):  # with 1 the validation part is evaluated
+        model = an_agent(Recorder(), policy_kwargs={"features_extractor_class": NormalisedFeatures})
+        model.verbose = verbose
+        behaviour_cloning(model, quiet(old_arrays()), 3)
+        clones.append([buffer.clone() for buffer in model.policy.buffers()])
+        assert clones[-1][-1] == 3  # batches that the running means are of: one in each epoch
+    assert all(map(th.allclose, *clones))
+
+
+def test_losses_are_reported_ten_times_unless_told_otherwise(capsys: pytest.CaptureFixture[str]) -> None:
+    model = an_agent(Recorder())
+    model.verbose = 1
+    behaviour_cloning(model, quiet(old_arrays()), 20)
+    epochs = [line.split(" of ")[0] for line in capsys.readouterr().out.splitlines() if line.startswith("epoch")]
+    assert epochs == [f"epoch {epoch}" for epoch in range(2, 21, 2)]

@@ -368,3 +368,12 @@ def test_the_masks_of_a_limited_dataset_are_those_of_its_trajectories() -> None:
     masks = quiet({**arrays, "final_action_masks": finals}, traj_limitation=2).masks
     assert masks is not None
     np.testing.assert_array_equal(masks[7:], finals[:2])
+
+
+def test_the_global_seed_settles_parts_and_orders() -> None:
+    epochs = []
+    for _ in range(2):
+        np.random.seed(3)
+        dataset = quiet(old_arrays((60, 40)))
+        epochs.append([np.concatenate(list(dataset.batches("train")), 1) for _ in range(2)])
+    np.testing.assert_array_equal(epochs[0], epochs[1])

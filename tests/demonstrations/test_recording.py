@@ -294,3 +294,19 @@ def test_recording_does_not_begin_to_train_vec_normalize() -> None:
     env = VecNormalize(make_vec_env(lambda: Recorder(length=4), 1), training=False)
     generate_expert_traj(an_agent(env), n_episodes=1)
     assert not env.training
+
+
+def test_images_that_are_named_by_a_path_from_the_working_directory_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = Shows(spaces.Box(0, 255, (40, 36, 1), np.uint8))
+    arrays = generate_expert_traj(
+        lambda image: 0, tmp_path / "here" / "expert", env, n_episodes=1, image_folder="images"
+    )
+    (tmp_path / "there").mkdir()
+    old = {key: arrays[key] for key in old_arrays()}
+    old["obs"] = np.array([f"here/{name}" for name in arrays["obs"]])
+    monkeypatch.chdir(tmp_path)
+    model = an_agent(DummyVecEnv([lambda: env]), "CnnPolicy", policy_kwargs={})
+    dataset = ExpertDataset(save(tmp_path / "there" / "old.npz", old), verbose=0)
+    assert dataset.observations_for(model, np.arange(5)).shape == (5, 1, 40, 36)

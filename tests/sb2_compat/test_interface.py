@@ -17,7 +17,7 @@ from stable_baselines3.common.envs import FakeImageEnv, IdentityEnv
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecFrameStack
 
 from sb3_acer import ACER, MlpPolicy
-from tests.helpers import Recorder
+from tests.helpers import Recorder, Shows
 
 ACTIONS: dict[str, spaces.Space[Any]] = {
     "Discrete": spaces.Discrete(4, start=2),
@@ -330,3 +330,38 @@ def test_custom_objects_have_the_names_of_attributes(tmp_path: Path) -> None:
     assert model.lr_schedule(0.5) == model.lr_schedule(1.0)
     old_names = {"policy": OtherPolicy, "lr_schedule": "constant"}
     assert not isinstance(ACER.load(tmp_path / "agent", custom_objects=old_names).policy, OtherPolicy)
+
+
+def test_each_part_of_a_dict_of_observations_has_a_histogram() -> None:
+    event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    space = spaces.Dict(
+        a=spaces.Box(-1, 1, (2,)), b=spaces.Box(0, 255, (40, 36, 1), np.uint8), c=spaces.Box(3, 4, (1,))
+    )
+    env = DummyVecEnv([lambda: Shows(space)])
+    model = ACER("MultiInputPolicy", env, n_steps=5, full_tensorboard_log=True, tensorboard_log="log", device="cpu")
+    tags = event_accumulator.EventAccumulator("log/run_1")
+    model.learn(10, log_interval=1, tb_log_name="run")
+    found = tags.Reload().Tags()
+    assert {"histograms/observations/a", "histograms/observations/c"} <= set(found["histograms"])
+    assert found["images"] == ["images/observations/b"]
+
+
+def test_some_of_the_parts_of_an_agent_are_loaded_if_they_need_not_be_all() -> None:
+    model, other = make(ACTIONS["Discrete"]), make(ACTIONS["Discrete"])
+    with th.no_grad():
+        model.policy.pi_head.bias.add_(1)
+    before = other.average_policy.pi_head.bias.clone()
+    given = {"policy": model.policy.state_dict()}
+    with pytest.raises(ValueError, match="average_policy"):
+        other.load_parameters(given)
+    other.load_parameters(given, exact_match=False)
+    assert other.policy.pi_head.bias.equal(model.policy.pi_head.bias)
+    assert other.average_policy.pi_head.bias.equal(before)
+
+
+def test_where_a_call_of_learn_begins_new_episodes_callbacks_are_told_so() -> None:
+    model, listen = ACER("MlpPolicy", DummyVecEnv([Recorder] * 2), n_steps=5, device="cpu"), Listen()
+    model.learn(6, callback=lambda found, _: found["self"].num_timesteps < 6)
+    model.learn(10, callback=listen)
+    assert listen.heard[0]["masks"].all()
+    assert not listen.heard[1]["masks"].any()

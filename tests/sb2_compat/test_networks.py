@@ -5,10 +5,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 
 from sb3_acer import ACER
+from sb3_acer.sb2_compat import networks
 from sb3_acer.sb2_compat.migration import MigrationError, load_stable_baselines
 from tests.sb2_compat.old_agents import (
     IMAGE,
@@ -134,3 +136,26 @@ def test_a_migrated_agent_is_saved_and_loaded_as_any_other(tmp_path: Path, polic
     model = ACER.load(tmp_path / "new.zip", device="cpu")
     assert_same_policy(model, graph, VECTOR)
     assert isinstance(model.policy.optimizer, RMSpropTFLike)  # also of an LSTM
+
+
+def test_activation_functions_are_those_of_tensorflow() -> None:
+    x = np.array([-7.0, -0.5, 0.0, 0.5, 7.0])
+    scale, alpha = 1.0507009873554805, 1.6732632423543772
+    expected = {
+        "elu": np.where(x > 0, x, np.expm1(x)),
+        "relu": np.maximum(x, 0),
+        "relu6": np.clip(x, 0, 6),
+        "selu": scale * np.where(x > 0, x, alpha * np.expm1(x)),
+        "sigmoid": 1 / (1 + np.exp(-x)),
+        "softplus": np.log1p(np.exp(x)),
+        "softsign": x / (1 + np.abs(x)),
+        "tanh": np.tanh(x),
+    }
+    assert networks.ACTIVATIONS.keys() == expected.keys()
+    for name, activation_fn in networks.ACTIVATIONS.items():
+        np.testing.assert_allclose(activation_fn()(th.from_numpy(x)), expected[name], rtol=1e-9, err_msg=name)
+
+
+def test_a_file_of_many_arrays_is_not_fitted_to_every_network() -> None:
+    design = networks.make_design("MlpPolicy", {})
+    assert len(list(networks._candidates(design, 200))) == 1

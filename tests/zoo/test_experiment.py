@@ -18,7 +18,9 @@ import torch as th
 import yaml
 from optuna.distributions import IntDistribution
 from rl_zoo3.exp_manager import ExperimentManager
+from stable_baselines3 import A2C
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
+from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.monitor import Monitor, load_results
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv
 
@@ -802,3 +804,75 @@ def test_a_resumed_run_that_fails_before_its_first_step_stays_as_it_was(
     with pytest.raises(AttributeError, match="no_memory"):
         sb3_acer("train", "--resume", "-n", "1200", cwd=tmp_path)
     assert {path: path.stat().st_mtime_ns for path in (run / "checkpoints").glob("*/*")} == before
+
+
+def test_each_run_of_a_trial_writes_its_evaluations_to_a_folder_of_its_own(shell: Path) -> None:
+    more = ("--n-trials", "1", "--n-runs", "2", "--optimization-log-path", "found")
+    sb3_acer("tune", *SEARCH, *more, cwd=shell)
+    folders = {path.relative_to(shell / "found").parts[0] for path in shell.glob("found/**/evaluations.npz")}
+    assert folders == {"run_0", "run_1"}
+    assert not list(shell.glob("found/run_0/run_1"))
+
+
+def test_the_row_of_an_episode_that_a_wrapper_truncates_has_the_keywords_of_its_reset(tmp_path: Path) -> None:
+    env = Monitor(gym.make("CartPole-v1"), str(tmp_path / "0"), reset_keywords=("options",))
+    limited = Truncations(gym.wrappers.TimeLimit(env, 3))
+    limited.reset(options={"low": -0.01, "high": 0.01})
+    for _ in range(3):
+        limited.step(0)
+    limited.close()
+    assert "low" in load_results(str(tmp_path))["options"][0]
+
+
+def test_a_resumed_run_may_have_other_callbacks(shell: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ending, "n_ends", 0)
+    sb3_acer("train", *SHORT_RUN, *CHECKPOINTED, cwd=shell)
+    sb3_acer("train", "--resume", "-n", "1200", "-params", f"callback:'{__name__}.Ending'", cwd=shell)
+    assert Ending.n_ends == 1
+
+
+def test_a_negative_log_interval_is_no_log(shell: Path) -> None:
+    printed = [
+        sb3_acer("train", *SHORT_RUN, "--eval-freq", "-1", "--log-interval", interval, cwd=shell)
+        for interval in ("-1", "-2")
+    ]
+    assert ["total_timesteps" in each for each in printed] == [True, False]
+
+
+def test_a_run_that_is_terminated_ends_without_a_picture(shell: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StopOnSignal, "_on_step", interrupted_at(334, lambda: os.kill(os.getpid(), signal.SIGTERM)))
+    with pytest.raises(SystemExit, match=str(128 + signal.SIGTERM)):
+        sb3_acer("train", *SHORT_RUN, "--eval-freq", "-1", cwd=shell)
+    assert (shell / "logs/acer/CartPole-v1_1/CartPole-v1.zip").exists()
+    assert not (shell / "logs/acer/CartPole-v1_1/learning_curve.png").exists()
+
+
+def test_the_first_signal_is_the_one_that_ended_training() -> None:
+    stop = StopOnSignal()
+    for signum in (signal.SIGTERM, signal.SIGHUP):
+        stop.stop(signum, None)
+    assert stop.stopped_by == signal.SIGTERM
+
+
+def test_only_the_first_run_of_a_trial_is_pruned_by_its_evaluations() -> None:
+    class Pruned:
+        def should_prune(self) -> bool:
+            return True
+
+    trial: Any = Pruned()
+    assert [experiment.TrialRun(trial, is_first, {}, {}).should_prune() for is_first in (True, False)] == [True, False]
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_an_agent_is_evaluated_first_as_its_entry_means_it_and_others_in_this_way_alone(
+    deterministic: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(experiment, "evaluate_policy", lambda *args, **kwargs: (0.0, 0.0))
+    own: Any = experiment.Experiment.__new__(experiment.Experiment)
+    env = make_vec_env("CartPole-v1", 1)
+    vars(own).update(deterministic_eval=deterministic, n_eval_envs=1, seed=0, create_envs=lambda *_, **__: env)
+    kinds = ["deterministic", "stochastic"] if deterministic else ["stochastic", "deterministic"]
+    for model, expected in ((ACER("MlpPolicy", "CartPole-v1"), kinds), (A2C("MlpPolicy", "CartPole-v1"), kinds[:1])):
+        own.evaluate(model, "agent.zip")
+        said = capsys.readouterr().out
+        assert [line.split("(")[1].split()[0] for line in said.splitlines() if "Evaluating" in line] == expected

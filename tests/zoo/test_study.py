@@ -188,3 +188,19 @@ def test_the_trial_of_a_worker_that_is_killed_is_run_again_by_another(
     states = [trial.state.name for trial in trials]
     assert states == ["FAIL", "COMPLETE", "COMPLETE"]
     assert [trial.params for trial in trials[1:]].count(trials[0].params) == 1
+
+
+def test_workers_that_begin_a_study_at_once_begin_one_with_one_first_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = study.open_storage("sqlite:///:memory:")
+    monkeypatch.setattr(optuna, "get_all_study_names", lambda storage: [])  # as each of them finds it
+    for _ in range(2):
+        study.begin_study(storage, "ours", {"x": 1}, {"-n": 100})
+    assert [trial.state.name for trial in optuna.load_study(storage=storage, study_name="ours").trials] == ["WAITING"]
+
+
+def test_a_database_that_stays_closed_ends_the_program_after_some_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(time, "sleep", waits.append)
+    with pytest.raises(SystemExit, match="unable to open database file"):
+        study.open_storage("sqlite:////no/folder/b.db", attempts=3)
+    assert len(waits) == 2
