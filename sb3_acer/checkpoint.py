@@ -151,7 +151,7 @@ def locked(folder: Path) -> Iterator[None]:
     :raises OSError: if nothing can be written there
     """
     folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock((folder / _LOCK).resolve(), is_singleton=True)
+    lock = FileLock(folder / _LOCK, is_singleton=True)
     try:
         lock.acquire(_PATIENCE)
     except Timeout as error:

@@ -117,7 +117,7 @@ class FiniteVecEnv(VecEnvWrapper):
         normalize = self.normalize_of_policy
         if normalize is not None:
             made = by_key(normalize.normalize_obs(normalize.get_original_obs()))
-            same = all(np.allclose(part, made[key], equal_nan=True) for key, part in by_key(observations).items())
+            same = all(np.allclose(part, made[key]) for key, part in by_key(observations).items())
             rule = "an environment whose wrappers that change observations are inside VecNormalize"
             require(same, "env", rule, self.venv)
 

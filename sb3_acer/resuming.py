@@ -119,7 +119,6 @@ class ResumableAlgorithm(DataParallelAlgorithm):
                 f"a call within a rollout, at step {self.num_timesteps}. learn(checkpoint=...) saves on the way; "
                 "with_env=False saves here too, without the environments' state"
             )
-        self._run = distributed.from_first(self._run)
         training, source = self._training_state(with_env)
         manifest = {
             "run": self._run,
@@ -236,7 +235,6 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         mine = self.replay_buffer
         for index, path in enumerate(buffers):
             theirs = self._read_replay_buffer(path)
-            theirs.end_episodes()
             mine = theirs.emptied(self.n_envs) if index == 0 else mine
             if theirs.n_envs != self.n_envs:  # with room for all of it, since the ranks together may have that
                 theirs = theirs.with_envs(self.n_envs, -(-theirs.n_slots * theirs.n_envs // self.n_envs))
@@ -266,7 +264,7 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         with ExitStack() as stack:
             distributed.together(lambda: stack.enter_context(writing))
             # This call may come from a callback of another call of learn, which then gets its own values back.
-            stack.callback(vars(self).update, _checkpoints=self._checkpoints, _continues=self._continues)
+            stack.callback(vars(self).update, _checkpoints=self._checkpoints)
             if folder is not None:
                 distributed.require_equal({"checkpoint_freq": checkpoint_freq, "checkpoint_keep": checkpoint_keep})
                 found = self._join_run(folder, 0 if reset_num_timesteps else self.num_timesteps)

@@ -1845,10 +1845,13 @@ def test_images_in_place_of_vectors_warn() -> None:
     with pytest.warns(UserWarning, match="MlpPolicy takes images for vectors: CnnPolicy has a network") as warned:
         small(FakeImageEnv())
     assert warned[0].filename == __file__
+    with pytest.warns(UserWarning, match="MlpPolicy takes images for vectors"):
+        small(FakeImageEnv(screen_height=36, screen_width=36))
 
 
 def test_images_that_convolutions_do_not_fit_into_may_be_taken_for_vectors(recwarn: pytest.WarningsRecorder) -> None:
     small(FakeImageEnv(screen_height=36, screen_width=35))
+    small(FakeImageEnv(), "CnnPolicy")
     assert not recwarn
 
 

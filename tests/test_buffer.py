@@ -995,6 +995,20 @@ def test_a_buffer_is_read_with_the_sizes_that_it_was_written_with() -> None:
     read = SequenceReplayBuffer.read(file, VECTOR, ACTIONS, "cpu", n_steps=2, handle_timeout_termination=False)
     assert (read.n_steps, read.n_envs, read.buffer_size, read.handle_timeout_termination) == (5, 3, 20, False)
     assert_kept(read, oracle)
+    file.seek(0)
+    assert SequenceReplayBuffer.read(file, VECTOR, ACTIONS, "meta").device == th.device("meta")
+
+
+@pytest.mark.parametrize("path", [("states",), ("finals", "rows", "")], ids=["states", "final observations"])
+def test_a_state_with_numbers_that_are_not_finite_is_refused(path: tuple[str, ...]) -> None:
+    buffer, _ = filled(Case(truncates=0.5))
+    state = deepcopy(buffer.state_dict())
+    part = state["columns"]
+    for name in path:
+        part = part[name]
+    part[:] = th.nan
+    with pytest.raises(ValueError, match="the replay buffer must hold finite numbers"):
+        make_buffer(Case()).load_state_dict(state)
 
 
 # Memory

@@ -16,7 +16,7 @@ from tests.helpers import in_a_fork
 from tests.mutations import attempt, memory_for, mutated, mutated_zip
 
 
-def write(folder: Path, steps: int, keep: int = 2, run: str = "a") -> None:
+def write(folder: Path, steps: int, keep: int | None = 2, run: str = "a") -> None:
     with new_checkpoint(folder, {"run": run, "num_timesteps": steps}, keep) as files:
         (files / "first").write_bytes(b"x" * steps)
         (files / "second").write_text(str(steps))
@@ -48,6 +48,12 @@ def test_the_newest_checkpoint_is_the_one_that_was_written_last(tmp_path: Path) 
     for steps in range(20, 29):  # numbers, not names, are ordered
         write(tmp_path, steps, keep=1)
     assert names(tmp_path) == ["checkpoint_12_28_steps"]
+
+
+def test_two_checkpoints_are_kept_unless_another_number_is_given(tmp_path: Path) -> None:
+    for steps in (10, 20, 30):
+        write(tmp_path, steps, keep=None)
+    assert names(tmp_path) == ["checkpoint_2_20_steps", "checkpoint_3_30_steps"]
 
 
 @pytest.mark.parametrize(
@@ -171,6 +177,40 @@ def test_a_damaged_checkpoint_is_kept_beside_as_many_good_ones(tmp_path: Path, m
     assert names(tmp_path) == [f"checkpoint_{number}_{number}0_steps" for number in (2, 3, 4)]
 
 
+def test_files_that_this_process_has_written_or_compared_are_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, checksum = [], checkpoint._checksum
+
+    def recorded(path: Path) -> int:
+        read.append(path.parent.name)
+        return checksum(path)
+
+    monkeypatch.setattr(checkpoint, "_checksum", recorded)
+    for steps in (10, 20, 30):
+        write(tmp_path, steps)
+    assert read == [".unfinished_checkpoint"] * 6  # two files each
+    read.clear()
+    monkeypatch.setattr(checkpoint, "_undamaged", set())  # as another process finds them
+    for steps in (40, 50):
+        write(tmp_path, steps, keep=3)
+    compared = ["checkpoint_2_20_steps", "checkpoint_3_30_steps"]
+    assert sorted(read) == sorted([".unfinished_checkpoint"] * 4 + compared * 2)
+
+
+def test_what_a_checkpoint_consists_of_is_on_the_disk_before_it_has_its_name_and_before_older_ones_are_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed = []
+    write(tmp_path, 10, keep=1)
+    monkeypatch.setattr(checkpoint, "_flush", lambda folder: flushed.append((folder, names(folder))))
+    write(tmp_path, 20, keep=1)
+    assert flushed == [
+        (tmp_path / ".unfinished_checkpoint", ["first", "manifest.json", "second"]),
+        (tmp_path, ["checkpoint_1_10_steps", "checkpoint_2_20_steps"]),
+    ]
+
+
 def test_folders_of_the_user_stay(tmp_path: Path) -> None:
     for name in ("unfinished", "checkpoint_1_1_steps", "mine"):
         (tmp_path / name).mkdir()
@@ -199,6 +239,18 @@ def test_one_program_writes_to_a_folder_at_a_time(monkeypatch: pytest.MonkeyPatc
         assert in_a_fork(write_too) == 0
         write(tmp_path, 10)  # the program itself may
     assert newest(tmp_path) == 10
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links need rights there")
+def test_a_folder_and_a_link_to_it_are_one_folder_to_the_program_that_writes_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(checkpoint, "_PATIENCE", 0.1)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "run", target_is_directory=True)
+    with checkpoint.locked(tmp_path / "link"):
+        write(tmp_path / "run", 10)
+    assert newest(tmp_path / "link") == 10
 
 
 def small_agent() -> ACER:

@@ -18,6 +18,7 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 
 from sb3_acer import distributed
 from sb3_acer.distributed import Moments, RankError
+from sb3_acer.shared_memory import Board
 from tests.ranks import Raised, on_ranks
 
 
@@ -84,7 +85,9 @@ def test_ranks_without_a_gpu_for_each_use_gloo(
     monkeypatch.setattr(dist, "is_torchelastic_launched", lambda: True)
     monkeypatch.setattr(dist, "rendezvous", lambda _: iter([(store, 0, 1)]))
     monkeypatch.setattr(dist, "init_process_group", lambda backend, **_: made.append(backend))
-    monkeypatch.setattr(dist, "destroy_process_group", lambda: None)
+    ended: list[str] = []
+    monkeypatch.setattr(distributed, "_leave", lambda: ended.append("left"))
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: ended.append("destroyed"))
     monkeypatch.setattr(th.cuda, "device_count", lambda: n_gpus)
     monkeypatch.setattr(th.cuda, "set_device", used.append)
     monkeypatch.setenv("LOCAL_RANK", "1")
@@ -92,7 +95,19 @@ def test_ranks_without_a_gpu_for_each_use_gloo(
     with distributed.torchrun_group():
         pass
     assert made == [backend]
+    assert ended == ["left", "destroyed"]
     assert used == ([1 % n_gpus] if n_gpus else [])
+
+
+def test_a_process_of_torchrun_that_has_joined_a_group_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "is_torchelastic_launched", lambda: True)
+    monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: pytest.fail("there is a group"))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert distributed.is_left_alone()
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    assert not distributed.is_left_alone()
+    with distributed.torchrun_group():
+        pass
 
 
 def test_ranks_of_one_start_agree_on_a_name_of_their_own() -> None:
@@ -153,6 +168,45 @@ def test_vectors_of_any_layout_are_averaged() -> None:
     images = th.arange(16.0).view(1, 2, 2, 4).tolist()
     for result in on_ranks(act, 3):
         assert result == [1, [], [[0, 3], [1, 4], [2, 5]], images, [0, 2, 4]]
+
+
+def test_where_one_rank_cannot_share_memory_all_send_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    def act(rank: int) -> Any:
+        if rank == 1:
+            monkeypatch.setattr(Board, "open", lambda *_: None)
+        return distributed.gather(rank)
+
+    assert on_ranks(act, timeout=20) == [[0, 1]] * 2
+
+
+def join_another_group(rank: int, folder: Path, timeout: float = 60) -> None:
+    dist.destroy_process_group()
+    store = f"file://{folder}/another"
+    dist.init_process_group("gloo", store, timedelta(seconds=timeout), rank=rank, world_size=2)
+
+
+def test_ranks_may_have_other_numbers_in_a_second_group(tmp_path: Path) -> None:
+    def act(rank: int) -> Any:
+        first = distributed.gather("ab"[rank])
+        join_another_group(1 - rank, tmp_path)
+        return first, distributed.gather("ab"[rank])
+
+    assert on_ranks(act, timeout=20) == [(["a", "b"], ["b", "a"])] * 2
+
+
+def test_a_rank_waits_as_long_as_its_group_does(tmp_path: Path) -> None:
+    def act(rank: int) -> Any:
+        join_another_group(rank, tmp_path, timeout=1)
+        distributed.gather(rank)
+        if rank == 0:
+            with pytest.raises(RankError, match="other ranks have not come within 1 seconds"):
+                distributed.gather(rank)
+            (tmp_path / "heard").touch()
+        while not (tmp_path / "heard").exists():
+            time.sleep(0.01)
+        return True
+
+    assert on_ranks(act, timeout=20) == [True, True]
 
 
 def test_a_rank_that_leaves_is_named_while_its_process_goes_on(tmp_path: Path) -> None:

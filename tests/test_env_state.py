@@ -1,10 +1,12 @@
 """The state of environments: set in another one, that one goes on as the first does."""
 
+import codecs
 import math
 import os
 import random
 import signal
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
@@ -187,6 +189,32 @@ def test_a_state_is_a_copy_and_nothing_changes_by_reading_it() -> None:
     require_same(played(env, 50, 2), first)
 
 
+def test_a_monitors_file_is_cut_only_where_it_is_the_same_and_has_more_than_the_state_knows(tmp_path: Path) -> None:
+    def monitored(name: str) -> VecEnv:
+        return make_vec_env(Recorder, 1, monitor_dir=str(tmp_path / name))
+
+    def contents(name: str) -> bytes:
+        return (tmp_path / name / "0.monitor.csv").read_bytes()
+
+    first, other = monitored("first"), monitored("other")
+    for env in (first, other):
+        env.reset()
+        played(env, 30, 0)
+    state, known = get_env_state(first), contents("first")
+    played(first, 60, 0)
+    played(other, 30, 0)
+    of_other = contents("other")
+    set_env_state(other, state)
+    assert contents("other") == of_other
+    set_env_state(first, state)
+    assert contents("first") == known
+    first.close()
+    again = monitored("first")  # which begins the file anew
+    begun = contents("first")
+    set_env_state(again, state)
+    assert contents("first") == begun
+
+
 class Mortal(Recorder):
     """Ends its process after some steps, or raises an exception."""
 
@@ -264,8 +292,10 @@ def test_an_error_of_an_environment_in_this_process_is_its_own() -> None:
 
     env = make_vec_env(Recorder, 1)
     env.set_attr("step", refuse)
+    start = time.monotonic()
     with pytest.raises(ConnectionRefusedError, match=r"^no simulator$"):
         ACER("MlpPolicy", env, device="cpu").learn(10)
+    assert time.monotonic() - start < 30  # there is no process to wait for
 
 
 class Drawing(gym.Env[Any, Any]):
@@ -316,15 +346,18 @@ class Global(Drawing):
     def __init__(self) -> None:
         super().__init__(np.random.default_rng(5))
         self.first, self.second, self.third = random.random, np.random.rand, math.floor
+        self.fourth = codecs.strict_errors  # of no module's object
 
 
 def test_functions_of_the_global_generators_stay_those_of_the_process() -> None:
     first, second = DummyVecEnv([lambda: Global()]), DummyVecEnv([lambda: Global()])
     first.reset()
     second.reset()
+    second.set_attr("fourth", codecs.ignore_errors)
     set_env_state(second, get_env_state(first))
     env = second.envs[0]
     assert isinstance(env, Global)
+    assert env.fourth is codecs.ignore_errors
     assert (env.first, env.second, env.third) == (random.random, np.random.rand, math.floor)
 
 
@@ -400,3 +433,12 @@ def test_options_of_the_next_reset_are_part_of_the_state() -> None:
     first.set_options({"low": -0.01, "high": 0.01})
     set_env_state(second, get_env_state(first))
     assert second._options == [{"low": -0.01, "high": 0.01}] * 2
+
+
+def test_the_seed_of_the_next_reset_is_part_of_the_state() -> None:
+    first, second = make_vec_env("CartPole-v1", 2), make_vec_env("CartPole-v1", 2)
+    first.reset()
+    second.reset()
+    first.seed(7)
+    set_env_state(second, get_env_state(first))
+    np.testing.assert_array_equal(second.reset(), first.reset())

@@ -619,6 +619,22 @@ def test_training_with_masks_continues_from_a_checkpoint_to_the_bit(tmp_path: Pa
     assert_masks_are_those_of_the_states(continued, Doors().table)
 
 
+def test_a_run_that_goes_on_has_masks_if_the_present_call_says_so(tmp_path: Path) -> None:
+    n_asked = 0
+
+    class Open(Constant):
+        def action_masks(self) -> list[bool]:
+            nonlocal n_asked
+            n_asked += 1
+            return [True, True]
+
+    make_agent(DummyVecEnv([Open])).learn(60, checkpoint=tmp_path)
+    assert n_asked > 60
+    n_asked = 0
+    make_agent(DummyVecEnv([Open])).learn(120, use_masking=False, checkpoint=tmp_path)
+    assert n_asked < 10  # and not at each step
+
+
 def test_parameters_stay_finite_with_masks_and_burn_in() -> None:
     agent = make_agent(doors(), "MlpLstmPolicy", burn_in=4, learning_rate=1e-3)
     agent.learn(3 * 60)

@@ -8,7 +8,7 @@ import torch as th
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
-from sb3_acer.mlp import Chain, ForwardPass
+from sb3_acer.mlp import ACTIVATIONS, Chain, ForwardPass
 
 MODULES: dict[str, tuple[type[nn.Module], ...]] = {
     "tanh": (nn.Tanh,),
@@ -150,6 +150,15 @@ def test_chains_of_arrays_have_the_outputs_of_their_modules(
         assert (given == inputs.numpy()).all()
         for parameter in modules.parameters():
             parameter.data = th.randn_like(parameter)  # other memory
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=lambda activation: activation.__name__)
+def test_activations_that_overwrite_can_be_used_where_gradients_are_recorded(activation: type[nn.Module]) -> None:
+    given = th.randn(6, 4, dtype=th.float64, requires_grad=True)
+    output = ACTIVATIONS[activation].overwriting(1 * given)
+    expected = activation()(given)
+    close(output, expected)
+    close(*(th.autograd.grad(each.sum(), given)[0] for each in (output, expected)))
 
 
 def test_threads_may_begin_together() -> None:

@@ -45,6 +45,7 @@ class Rows(KVWriter):
         self.rows: dict[int, dict[str, Any]] = {}
 
     def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
+        assert key_values.keys() == key_excluded.keys()  # SB3's own writers go through both side by side
         of_time = ("time/fps", "time/time_elapsed")
         self.rows[step] = {key: value for key, value in key_values.items() if key not in of_time}
 
@@ -272,6 +273,14 @@ def test_a_callback_saves_a_checkpoint_between_two_rollouts_only(tmp_path: Path)
     require_same(state_of(make_model(tmp_path).learn(240)), expected)
 
 
+def test_a_checkpoint_can_be_saved_after_a_callback_has_failed(tmp_path: Path) -> None:
+    model = make_model(env=Recorder)
+    with pytest.raises(Killed):
+        model.learn(160, KillAt(90))
+    model.save_checkpoint(tmp_path)
+    assert make_model(tmp_path, Recorder).learn(160).num_timesteps >= 160
+
+
 def test_callbacks_may_hold_what_cannot_be_pickled_and_lists_that_contain_themselves(tmp_path: Path) -> None:
     class Holds(BaseCallback):
         def __init__(self) -> None:
@@ -351,6 +360,13 @@ def test_the_environments_begin_new_episodes_if_the_program_says_so(tmp_path: Pa
         assert np.asarray(model._last_obs)[0, 0] == clock
 
 
+def test_nobody_is_warned_of_environments_that_the_program_leaves_out(tmp_path: Path) -> None:
+    model = make_model()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.save_checkpoint(tmp_path, with_env=False)
+
+
 def test_settings_of_callbacks_are_those_of_the_new_run(tmp_path: Path) -> None:
     """Their counters are those of the old one."""
 
@@ -427,6 +443,14 @@ def test_learn_keeps_as_many_checkpoints_as_it_is_told(tmp_path: Path) -> None:
     assert n_kept() == 4
     model.save_checkpoint(tmp_path, keep=1)
     assert n_kept() == 1
+
+
+def test_there_is_a_checkpoint_for_each_multiple_of_checkpoint_freq(tmp_path: Path) -> None:
+    with pytest.raises(Killed):
+        make_model().learn(240, KillAt(140), checkpoint=tmp_path, checkpoint_freq=50, checkpoint_keep=9)
+    make_model().learn(240, checkpoint=tmp_path, checkpoint_freq=50)
+    steps = {int(path.name.split("_")[2]) for path in tmp_path.glob("checkpoint_*")}
+    assert steps == {64, 112, 160, 208, 240}  # after 50, 100, 150 and 200 steps and at the end, in rollouts of 16
 
 
 def test_another_number_of_threads_is_warned_of(tmp_path: Path) -> None:
@@ -1010,6 +1034,15 @@ def test_any_global_generator_of_numpy_is_resumed(tmp_path: Path) -> None:
         of_numpy.set_bit_generator(usual)
 
 
+def test_the_second_of_two_normal_numbers_that_python_draws_at_once_is_resumed(tmp_path: Path) -> None:
+    model = make_model().learn(64)
+    random.gauss(0, 1)
+    model.save_checkpoint(tmp_path)
+    expected = random.gauss(0, 1)
+    make_model(tmp_path).learn(80)
+    assert random.gauss(0, 1) == expected
+
+
 def test_a_run_that_goes_on_is_printed_if_the_program_says_so_now(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -1022,13 +1055,14 @@ def test_a_run_that_goes_on_is_printed_if_the_program_says_so_now(
     assert "policy_loss" in capsys.readouterr().out
 
 
-def test_a_run_goes_on_with_the_log_interval_of_the_present_call(tmp_path: Path) -> None:
+@pytest.mark.parametrize("before", [None, "auto"])
+def test_a_run_goes_on_with_the_log_interval_of_the_present_call(before: Any, tmp_path: Path) -> None:
     with pytest.raises(Killed):
-        make_model().learn(160, KillAt(100), log_interval=None, checkpoint=tmp_path, checkpoint_freq=32)
+        make_model().learn(208, KillAt(100), log_interval=before, checkpoint=tmp_path, checkpoint_freq=32)
     rows, model = Rows(), make_model()
     model.set_logger(Logger(None, [rows]))
-    model.learn(160, log_interval=2, checkpoint=tmp_path)
-    assert list(rows.rows) == [128, 160]
+    model.learn(208, log_interval=4, checkpoint=tmp_path)
+    assert list(rows.rows) == [128, 192, 208]
 
 
 def test_a_relative_folder_stays_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1055,6 +1089,15 @@ def test_the_call_after_one_that_went_on_has_a_folder_of_tensorboard_of_its_own(
     assert Path(model.logger.get_dir() or "") == tmp_path / "logs/next_1"
 
 
+def test_a_logger_that_the_program_has_set_is_kept_whatever_tensorboard_log_says(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    make_model(tensorboard_log=tmp_path / "logs").learn(64, checkpoint=tmp_path / "run")
+    model, rows = make_model(tensorboard_log=tmp_path / "logs"), Rows()
+    model.set_logger(Logger(None, [rows]))
+    model.learn(128, checkpoint=tmp_path / "run")
+    assert 128 in rows.rows
+
+
 class Sums(BaseCallback):
     def __init__(self, number: int) -> None:
         super().__init__()
@@ -1071,6 +1114,15 @@ def test_each_of_several_callbacks_of_one_class_has_its_own_counters_again(tmp_p
     callbacks = [Sums(1), Sums(100)]
     make_model().learn(300, [*callbacks], checkpoint=tmp_path)
     assert [each.total for each in callbacks] == [152, 15200]
+
+
+def test_callbacks_of_a_second_call_of_learn_have_their_counters_again(tmp_path: Path) -> None:
+    model = make_model(lr_schedule="constant").learn(96)
+    with pytest.raises(Killed):
+        model.learn(300, [Sums(1), KillAt(201)], checkpoint=tmp_path, checkpoint_freq=64)
+    sums = Sums(1)
+    make_model(tmp_path).learn(300, sums)
+    assert sums.total == 152
 
 
 @pytest.mark.parametrize("seed", [0, 7])
@@ -1106,6 +1158,16 @@ def test_the_environments_of_several_callbacks_continue(tmp_path: Path) -> None:
     learnt(plain("CartPole-v1"), {}, Rows(), rest, folder=tmp_path)
     assert rest.n_calls == whole.n_calls == 120
     assert (rest.last_mean_reward, rest.best_mean_reward) == (whole.last_mean_reward, whole.best_mean_reward)
+
+
+def test_an_environment_of_a_callback_with_other_wrappers_begins_anew_with_a_warning(tmp_path: Path) -> None:
+    def evaluation(wrap: Callable[[VecEnv], VecEnv]) -> EvalCallback:
+        return EvalCallback(wrap(make_vec_env("CartPole-v1", 1)), eval_freq=10**6, verbose=0)
+
+    make_model().learn(64, evaluation(lambda env: env), checkpoint=tmp_path)
+    with pytest.warns(UserWarning, match="a callback's environment begins new episodes: env must not be wrapped in"):
+        model = make_model().learn(128, evaluation(VecNormalize), checkpoint=tmp_path)
+    assert model.num_timesteps == 128
 
 
 @pytest.mark.parametrize("kind", [list, dict.fromkeys, set, deque])
