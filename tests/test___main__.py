@@ -34,6 +34,14 @@ def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"sb3-acer {__version__}\n"
 
 
+def test_ctrl_c_ends_a_command_with_the_status_that_shells_give_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*arguments: str) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sb3_acer.__main__.run", interrupted)
+    assert run("train") == 130
+
+
 @pytest.mark.parametrize("name", OWN)
 def test_help_of_a_command_of_its_own_lists_its_arguments(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert import_module(OWN[name]).main.__doc__

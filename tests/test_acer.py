@@ -832,6 +832,35 @@ def test_load_and_set_env_take_the_id_of_an_environment_too(tmp_path: Path) -> N
         ACER.load(tmp_path / "agent", "Nowhere-v0")
 
 
+def test_that_an_environment_is_made_of_its_id_is_printed_if_verbose_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small("CartPole-v1", verbose=1)
+    assert "Creating environment from the given name 'CartPole-v1'" in capsys.readouterr().out
+    small("CartPole-v1").save(tmp_path / "agent")
+    ACER.load(tmp_path / "agent", "CartPole-v1")
+    assert capsys.readouterr().out == ""
+
+
+def test_load_prints_the_system_on_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small().save(tmp_path / "agent")
+    for is_asked in (False, True):
+        ACER.load(tmp_path / "agent", print_system_info=is_asked)
+        assert ("CURRENT SYSTEM INFO" in capsys.readouterr().out) == is_asked
+
+
+def test_a_missing_dependency_of_an_environment_is_gymnasiums_own_error() -> None:
+    def needy(**kwargs: Any) -> gym.Env[Any, Any]:
+        raise gym.error.DependencyNotInstalled("Box2D is not installed")
+
+    gym.register("Needy-v0", needy)
+    try:
+        with pytest.raises(gym.error.DependencyNotInstalled, match="Box2D is not installed"):
+            small("Needy-v0")
+    finally:
+        del gym.registry["Needy-v0"]
+
+
 def test_an_agent_is_built_for_an_environment() -> None:
     with pytest.raises(
         ValueError, match=r"env must be an environment; None is for _init_setup_model=False, .*, got None"
@@ -1038,6 +1067,13 @@ def test_a_module_in_policy_kwargs_is_the_users_own() -> None:
     assert not th.equal(network.weight, before)
 
 
+def test_saving_leaves_an_agent_its_own_policy_kwargs(tmp_path: Path) -> None:
+    model = small(policy_kwargs={"net_arch": [8]})
+    own = model.policy_kwargs
+    model.save(tmp_path / "agent")
+    assert model.policy_kwargs is own
+
+
 def test_parameters_that_were_frozen_before_the_policy_was_built_are_not_learnt_later_in_silence() -> None:
     network = nn.Linear(4, 4).requires_grad_(False)
     shared: dict[str, Any] = {"features_extractor_class": Shared, "features_extractor_kwargs": {"network": network}}
@@ -1221,6 +1257,8 @@ def test_a_seed_that_is_given_to_load_begins_the_draws_anew(tmp_path: Path) -> N
         ({"gamma": 1.1}, r"gamma must be a number in \[0, 1\], got 1.1"),
         ({"gamma": float("nan")}, r"gamma must be a number in \[0, 1\], got nan"),
         ({"alpha": -0.1}, r"alpha must be a number in \[0, 1\], got -0.1"),
+        ({"rprop_epsilon": 0}, r"rprop_epsilon must be a number in \[1e-30, 1e\+06\], got 0"),
+        ({"seed": 2**32}, "seed must be an integer of at most 4294967295, got 4294967296"),
         ({"rprop_alpha": 2}, r"rprop_alpha must be a number in \[0, 1\], got 2"),
         ({"replay_ratio": -1}, r"replay_ratio must be a number in \[0, 1e\+06\], got -1"),
         ({"replay_start": -1}, "replay_start must be an integer of at least 0, got -1"),
@@ -1883,6 +1921,13 @@ def test_a_loop_that_forgets_the_recurrent_state_warns_and_others_do_not(recwarn
     with pytest.warns(UserWarning, match="predict was called twice without a state") as warned:
         model.predict(observation)
     assert warned[0].filename == __file__
+
+
+def test_predict_leaves_the_state_that_it_is_given_as_it_is() -> None:
+    model = small(policy="MlpLstmPolicy")
+    state = np.ones((1, model.policy.state_size), np.float32)
+    model.predict(np.zeros((1, 4)), state, np.array([True]))
+    assert (state == 1).all()
 
 
 def test_processes_of_torchrun_that_train_alone_are_warned(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,8 +20,15 @@ def test_a_rule_that_holds_is_silent_and_a_broken_one_names_argument_rule_and_va
         require(False, "size", "even", "three")
 
 
-def test_a_warning_points_at_the_line_of_the_program_behind_whatever_libraries() -> None:
-    library = {"__name__": "stable_baselines3.common.library", "warn": warn}
+def test_a_long_value_is_cut_off() -> None:
+    with pytest.raises(ValueError, match=r"^size must be even, got \[0, 1, .*\.\.\.$") as caught:
+        require(False, "size", "even", [*range(10**5)])
+    assert len(str(caught.value)) < 1100
+
+
+@pytest.mark.parametrize("name", ["stable_baselines3", "sb3_contrib.ppo_mask", "rl_zoo3.train", "torch", "contextlib"])
+def test_a_warning_points_at_the_line_of_the_program_behind_whatever_libraries(name: str) -> None:
+    library = {"__name__": name, "warn": warn}
     exec("def learn(): train()\ndef train(): warn('too long', DeprecationWarning)", library)
     with pytest.warns(DeprecationWarning, match="^too long$") as warned:
         library["learn"]()  # type: ignore[operator]

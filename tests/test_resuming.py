@@ -453,6 +453,20 @@ def test_there_is_a_checkpoint_for_each_multiple_of_checkpoint_freq(tmp_path: Pa
     assert steps == {64, 112, 160, 208, 240}  # after 50, 100, 150 and 200 steps and at the end, in rollouts of 16
 
 
+def test_there_is_a_checkpoint_every_100_000_steps_unless_the_program_says_otherwise(tmp_path: Path) -> None:
+    frequencies = []
+
+    class Looks(BaseCallback):
+        def _on_step(self) -> bool:
+            checkpoints = vars(self.model)["_checkpoints"]
+            frequencies.append(checkpoints.freq)
+            return False
+
+    for freq in (None, 50):
+        make_model().learn(16, Looks(), checkpoint=tmp_path / str(freq), checkpoint_freq=freq)
+    assert frequencies == [100_000, 50]
+
+
 def test_another_number_of_threads_is_warned_of(tmp_path: Path) -> None:
     before = th.get_num_threads()
     make_model().learn(64).save_checkpoint(tmp_path)

@@ -218,6 +218,18 @@ def test_a_file_takes_the_place_of_an_older_one_when_it_is_whole(tmp_path: Path)
     assert contents(tmp_path) == {"a.txt": b"new"}
 
 
+def test_a_file_is_whole_on_the_disk_before_it_takes_the_place_of_an_older_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a machine that loses power would have an empty one."""
+    order: list[Any] = []
+    replace = os.replace
+    monkeypatch.setattr(os, "fsync", lambda number: order.append(os.fstat(number).st_size))
+    monkeypatch.setattr(os, "replace", lambda *paths: order.append(replace(*paths)))
+    write(tmp_path / "a.txt", b"whole")
+    assert order == [len(b"whole"), None]
+
+
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, OSError])
 def test_an_error_while_writing_keeps_the_older_file_and_leaves_nothing_else(
     error: type[BaseException], tmp_path: Path
@@ -231,6 +243,14 @@ def test_an_error_while_writing_keeps_the_older_file_and_leaves_nothing_else(
     with pytest.raises(error), replacing(tmp_path / "a.txt", "txt") as file:
         fail(file)
     assert contents(tmp_path) == {"a.txt": b"old"}
+
+
+def test_an_error_of_no_system_call_has_its_own_text(tmp_path: Path) -> None:
+    with (
+        pytest.raises(OSError, match="an older file, if there is one, is kept: no room"),
+        replacing(tmp_path / "a", ""),
+    ):
+        raise OSError("no room")
 
 
 @pytest.mark.parametrize("n_refusals", [2, 99])
@@ -281,6 +301,16 @@ def test_paths_are_understood_as_sb3_understands_them(tmp_path: Path) -> None:
     rule = r"^agent must be the path of a file; load_checkpoint takes folders of checkpoints, got '.*/new'$"
     with pytest.raises(ValueError, match=rule), opened(tmp_path / "new", "txt", "agent"):
         pass
+
+
+def test_an_older_file_is_warned_of_from_verbose_2_on(tmp_path: Path) -> None:
+    agent = small_agent()
+    for verbose, warns in ((0, False), (1, False), (2, True)):
+        agent.verbose = verbose
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            agent.save_replay_buffer(tmp_path / "buffer")
+        assert any("exists, will overwrite it" in str(each.message) for each in caught) == warns
 
 
 def test_links_and_permissions_of_an_older_file_are_kept(tmp_path: Path) -> None:
@@ -554,4 +584,6 @@ def test_members_of_a_file_that_are_packed_lie_about_their_size_or_are_there_twi
 
 def test_an_error_without_a_message_has_its_name() -> None:
     with pytest.raises(ValueError, match=r"agent.zip could not be loaded: EOFError"), named("agent.zip"):
+        raise EOFError
+    with pytest.raises(ValueError, match=r"^the open file could not be loaded: EOFError"), named(io.BytesIO()):
         raise EOFError

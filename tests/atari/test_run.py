@@ -93,6 +93,11 @@ def test_the_settings_are_those_of_the_zoos_entry(tmp_path: Path) -> None:
     assert ACER.load(tmp_path / "agent.zip").n_steps == entry["n_steps"]
 
 
+def test_a_run_without_a_folder_of_its_own_is_in_that_of_its_game_and_seed() -> None:
+    _, folder = run_module.parse(["--env", "ALE/Pong-v5", "--seed", "3"])
+    assert folder == Path("logs/run-atari/ALE-Pong-v5_3")
+
+
 @pytest.mark.parametrize(
     ("policy", "name"), [("cnn", "CnnPolicy"), ("lstm", "CnnLstmPolicy"), ("lnlstm", "CnnLnLstmPolicy")]
 )
@@ -128,6 +133,13 @@ def test_a_run_goes_on_from_its_last_checkpoint(tmp_path: Path, seeds: list[int]
     assert scores["steps"].is_monotonic_increasing
     assert (tmp_path / "progress_160.csv").read_text().splitlines()[0]
     assert json.loads((tmp_path / "run-atari.json").read_text())["num_timesteps"] == 320
+
+
+def test_a_run_with_stable_baselines_settings_goes_on_with_them(tmp_path: Path) -> None:
+    run(tmp_path, "--stable-baselines")
+    resume(tmp_path, "--num-timesteps=240")
+    agent = ACER.load(tmp_path / "agent.zip", device="cpu")
+    assert (agent.num_timesteps, agent.learning_rate) == (240, 7e-4)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -208,6 +220,17 @@ def test_a_run_prints_progress_from_the_start(tmp_path: Path, capsys: pytest.Cap
     assert "32 steps, " in printed
     assert "no game has ended yet" in printed
     assert "nan" not in printed
+
+
+def test_a_run_needs_no_package_for_a_progress_bar_and_none_for_tensorboard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_module, "find_spec", lambda name: None)
+    monkeypatch.setattr("stable_baselines3.common.callbacks.tqdm", None)
+    monkeypatch.setattr("stable_baselines3.common.logger.SummaryWriter", None)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    run(tmp_path)
+    assert (tmp_path / "progress.csv").exists()
 
 
 def test_what_cannot_be_run_ends_with_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ import pytest
 from gymnasium import spaces
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.envs import FakeImageEnv
-from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecFrameStack, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecEnvWrapper, VecFrameStack, VecNormalize
 
 from sb3_acer.demonstrations import cloning, dataset, recording
 from sb3_acer.demonstrations.cloning import behaviour_cloning
@@ -116,6 +116,47 @@ def test_a_function_gets_what_its_environment_shows() -> None:
         np.testing.assert_array_equal(arrays["actions"][:, 0], np.arange(7) % 3)
 
 
+class Refilling(VecEnvWrapper):
+    """Returns the same array at each step, with other numbers in it."""
+
+    def reset(self) -> Any:
+        self.shown: Any = self.venv.reset()
+        return self.shown
+
+    def step_wait(self) -> Any:
+        self.shown[:], *rest = self.venv.step_wait()
+        return self.shown, *rest
+
+
+def test_the_environment_and_the_expert_may_fill_the_same_arrays_at_each_step() -> None:
+    space, chosen = spaces.Box(-9, 9, (1,)), np.zeros((1, 1), np.float32)
+
+    def expert(observations: np.ndarray) -> np.ndarray:
+        chosen[0] = observations[0, 0]
+        return chosen
+
+    env = Refilling(DummyVecEnv([partial(Recorder, space)]))
+    arrays = generate_expert_traj(expert, env=env, n_episodes=1)
+    for key in ("obs", "actions"):
+        assert arrays[key][:, 0].tolist() == list(range(7))
+
+
+class Hiding(VecEnvWrapper):
+    """Does not tell final observations."""
+
+    def reset(self) -> Any:
+        return self.venv.reset()
+
+    def step_wait(self) -> Any:
+        *step, _ = self.venv.step_wait()
+        return *step, [{}]
+
+
+def test_an_environment_that_does_not_tell_final_observations_is_refused() -> None:
+    with pytest.raises(ValueError, match="env must be one whose infos have terminal_observation where an episode ends"):
+        generate_expert_traj(lambda observations: [0], env=Hiding(DummyVecEnv([Recorder])), n_episodes=1)
+
+
 def test_an_agent_learns_first_and_goes_on_after() -> None:
     model = an_agent(Recorder(), n_steps=20)
     generate_expert_traj(model, n_timesteps=20, n_episodes=1)
@@ -200,6 +241,14 @@ def test_images_are_read_as_they_were_recorded(n_channels: int, tmp_path: Path) 
     first_channels = np.moveaxis(np.stack(expert.shown), -1, 1)
     np.testing.assert_array_equal(dataset.observations_for(model, np.arange(5)), first_channels)
     assert dataset.observations_for(model, np.array([5])).shape == (1, n_channels, 40, 36)
+
+
+def test_images_with_their_channels_first_are_read_as_they_were_recorded(tmp_path: Path) -> None:
+    space, expert = spaces.Box(0, 255, (3, 40, 36), np.uint8), Watcher()
+    generate_expert_traj(expert, tmp_path / "expert", Shows(space), n_episodes=1)
+    model = an_agent(DummyVecEnv([lambda: Shows(space)]), "CnnPolicy", policy_kwargs={})
+    dataset = ExpertDataset(tmp_path / "expert.npz", verbose=0)
+    np.testing.assert_array_equal(dataset.observations_for(model, np.arange(5)), np.stack(expert.shown))
 
 
 def test_the_suffix_of_a_recording_may_be_left_out(tmp_path: Path) -> None:

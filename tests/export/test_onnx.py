@@ -1,6 +1,9 @@
 """An exported file computes what the agent does, for any number of rows, or is not written."""
 
+import io
+import logging
 import pickle
+import warnings
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -20,7 +23,8 @@ from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from sb3_acer import ACER
 from sb3_acer.export import export_onnx
-from sb3_acer.export.onnx import ActingNetwork, main
+from sb3_acer.export.onnx import ActingNetwork, _quiet, main
+from sb3_acer.finite import LARGEST
 from tests.helpers import Recorder, Shows, WithDropout
 
 Space = spaces.Space[Any]
@@ -186,7 +190,7 @@ def normalized(observations: Space, **kwargs: Any) -> VecNormalize:
 
 def test_statistics_of_vec_normalize_are_put_in_on_request(tmp_path: Path) -> None:
     """Those of a file are put in by the command, below."""
-    model, normalize = agent(actions=spaces.Discrete(3)), normalized(VECTOR, clip_obs=0.1)
+    model, normalize = agent(actions=spaces.Discrete(3)), normalized(VECTOR, clip_obs=0.1, epsilon=2.0)
     given = (1e4 + np.random.default_rng(1).normal(size=(1000, 4))).astype(np.float32)
     stats, _ = statistics(model, normalize.normalize_obs(given))
     export_onnx(model, tmp_path / "agent.onnx", normalize)
@@ -221,6 +225,13 @@ def test_images_beside_what_vec_normalize_normalizes_may_have_their_channels_las
     np.testing.assert_allclose(outputs[1].numpy(), stats, rtol=1e-5, atol=1e-5)
 
 
+def test_statistics_of_an_environment_with_other_keys_are_refused() -> None:
+    model = agent("MultiInputPolicy", spaces.Dict({"speed": VECTOR, "place": VECTOR}), spaces.Discrete(3))
+    normalize = normalized(spaces.Dict({"speed": VECTOR, "time": VECTOR}), norm_obs_keys=["speed"])
+    with pytest.raises(ValueError, match="vec_normalize must be of the agent's observations"):
+        ActingNetwork(model.policy, normalize)
+
+
 def test_keys_of_another_order_than_the_alphabet_have_the_observations_of_their_own_spaces(tmp_path: Path) -> None:
     space = spaces.Dict([("speed", VECTOR), ("place", spaces.Box(-1, 1, (2,)))])
     model, normalize = agent("MultiInputPolicy", space, spaces.Discrete(3)), normalized(space)
@@ -229,6 +240,18 @@ def test_keys_of_another_order_than_the_alphabet_have_the_observations_of_their_
     stats, _ = statistics(model, normalize.normalize_obs(given))
     found = run(tmp_path / "agent.onnx", **{f"observation.{key}": part for key, part in given.items()})
     np.testing.assert_allclose(found["statistics"], stats, rtol=1e-5, atol=1e-5)
+
+
+def test_a_file_is_tried_with_numbers_that_training_takes_and_draws_none_from_the_agents_own_space() -> None:
+    wide = spaces.Box(-1e300, 1e300, (4,), np.float64)
+    (inputs,) = ActingNetwork(agent(observations=wide).policy, None).sample(100)
+    assert 0 < inputs.abs().max() <= LARGEST
+    policy = agent(observations=spaces.Discrete(1000)).policy
+    policy.observation_space.seed(0)
+    expected = policy.observation_space.sample()
+    policy.observation_space.seed(0)
+    ActingNetwork(policy, None).sample(3)
+    assert policy.observation_space.sample() == expected
 
 
 class Opaque(BaseFeaturesExtractor):
@@ -314,10 +337,13 @@ def test_the_command_exports_a_saved_agent(tmp_path: Path, capsys: pytest.Captur
     model = agent(actions=spaces.Discrete(3))
     model.save(tmp_path / "agent.zip")
     normalize = normalized(VECTOR)
-    normalize.save(str(tmp_path / "vecnormalize.pkl"))
-    arguments = [str(tmp_path / "agent.zip"), str(tmp_path / "out.onnx")]
-    main([*arguments, "--vec-normalize", str(tmp_path / "vecnormalize.pkl")])
-    assert capsys.readouterr().out.endswith("out.onnx\n")
+    (tmp_path / "agent").mkdir()
+    normalize.save(str(tmp_path / "agent" / "vecnormalize.pkl"))
+    arguments = [str(tmp_path / "agent.zip"), str(tmp_path / "out")]  # the suffix may be left out
+    main([*arguments, "--vec-normalize", str(tmp_path / "agent" / "vecnormalize.pkl")])
+    printed = capsys.readouterr().out
+    assert printed.endswith(f": {tmp_path}/out.onnx\n")
+    assert "add --vec-normalize" not in printed
     given = sampled(VECTOR, 3)
     found = run(tmp_path / "out.onnx", observation=given)
     np.testing.assert_allclose(found["statistics"], statistics(model, normalize.normalize_obs(given))[0], 1e-5, 1e-5)
@@ -343,6 +369,34 @@ def test_normalised_observations_are_expected_with_a_warning(
     (tmp_path / "agent" / "vecnormalize.pkl").write_bytes(pickle.dumps(Raising()))  # reading it would raise an error
     main([str(tmp_path / "agent.zip"), str(tmp_path / "out.onnx")])
     assert f"add --vec-normalize {tmp_path}/agent/vecnormalize.pkl" in capsys.readouterr().out
+
+
+def test_without_normalised_observations_there_is_no_warning_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ActingNetwork, "to_onnx", lambda network: b"")
+    monkeypatch.setattr(ActingNetwork, "require_equal", lambda network, contents: None)
+    model = agent(actions=spaces.Discrete(3))
+    model.set_env(VecNormalize(env_of(VECTOR, spaces.Discrete(3)), norm_obs=False))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        export_onnx(model, tmp_path / "agent.onnx")
+
+
+def test_an_open_file_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ActingNetwork, "to_onnx", lambda network: b"network")
+    monkeypatch.setattr(ActingNetwork, "require_equal", lambda network, contents: None)
+    file = io.BytesIO()
+    export_onnx(agent(), file)
+    assert file.getvalue() == b"network"
+
+
+def test_torch_is_quiet_only_while_it_exports() -> None:
+    logger = logging.getLogger("torch.onnx")
+    before = logger.level
+    with _quiet():
+        assert logger.level == logging.ERROR
+    assert logger.level == before
 
 
 def test_the_command_has_no_traceback_for_a_users_mistake(tmp_path: Path) -> None:

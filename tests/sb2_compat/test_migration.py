@@ -1,5 +1,6 @@
 """Agents of stable-baselines act as before."""
 
+import math
 import re
 import shutil
 from pathlib import Path
@@ -99,6 +100,20 @@ def test_a_function_for_a_number_is_left_out_and_said_to_be(tmp_path: Path) -> N
     assert model.learning_rate == 7e-4
 
 
+def test_what_no_argument_can_be_is_left_out_and_said_to_be(tmp_path: Path) -> None:
+    graph = built(Graph("MlpPolicy", N_ACTIONS), VECTOR)
+    path = write(tmp_path, "4", graph, VECTOR, {}, gamma=math.nan, lr_schedule="linear" * 100)
+    with pytest.warns(UserWarning, match=r"agent.pkl: left out gamma \(float\), lr_schedule \(str\)"):
+        model = load_stable_baselines(path)
+    assert (model.gamma, model.lr_schedule_name) == (0.99, "linear")
+
+
+@pytest.mark.parametrize("n_envs", [0, -3, 2**20, "many", None])
+def test_a_number_of_environments_that_cannot_have_been_is_one(n_envs: Any, tmp_path: Path) -> None:
+    graph = built(Graph("MlpPolicy", N_ACTIONS), VECTOR)
+    assert load(write(tmp_path, "4", graph, VECTOR, {}, n_envs=n_envs)).n_envs == 1
+
+
 @pytest.mark.parametrize(("name", "value"), [("gamma", 1.5), ("n_steps", 0), ("lr_schedule", "cosine")])
 def test_an_argument_that_acer_refuses_is_an_error_of_the_file(tmp_path: Path, name: str, value: Any) -> None:
     graph = built(Graph("MlpPolicy", N_ACTIONS), VECTOR)
@@ -168,6 +183,13 @@ def test_an_environment_of_other_spaces_is_refused() -> None:
         load(AGENTS / "CartPole-v1", "Acrobot-v1", verbose=0)
 
 
+def test_an_environment_of_other_actions_is_refused() -> None:
+    env = gym.Env[Any, Any]()
+    env.observation_space, env.action_space = gym.make("CartPole-v1").observation_space, spaces.Discrete(3)
+    with pytest.raises(MigrationError, match=r"env must have the spaces Box.* and Discrete\(2\), got Box.*Discrete"):
+        load(AGENTS / "CartPole-v1", env, verbose=0)
+
+
 def test_images_are_transposed_as_stable_baselines3_does(tmp_path: Path) -> None:
     graph = built(Graph("CnnPolicy", N_ACTIONS), IMAGE)
     path = write(tmp_path, "4", graph, IMAGE, {})
@@ -205,8 +227,30 @@ def test_a_whole_vec_normalize_brings_its_clip_and_epsilon(tmp_path: Path) -> No
     path = tmp_path / "vecnormalize.pkl"
     path.write_bytes(pickled(make(VEC_NORMALIZE, obs_rms=rms, ret_rms=rms, clip_obs=0.5, epsilon=1.0)))
     normalize = load_obs_rms(path, make_vec_env("CartPole-v1"))
+    assert vars(normalize.obs_rms)["count"] == 9  # new observations count as much as each of these
     for raw, expected in ((1.5, 0.25), (9.0, 0.5)):
         np.testing.assert_allclose(np.asarray(normalize.normalize_obs(np.full((1, 4), raw))), expected)
+
+
+@pytest.mark.parametrize(
+    ("statistics", "settings"),
+    [
+        ({"mean": np.full(4, np.nan)}, {}),
+        ({"var": np.full(4, np.inf)}, {}),
+        ({"var": -np.ones(4)}, {}),
+        ({"count": 0.0}, {}),
+        ({}, {"clip_obs": 0.0}),
+        ({}, {"epsilon": -1.0}),
+    ],
+)
+def test_statistics_that_cannot_have_been_are_refused(
+    statistics: dict[str, Any], settings: dict[str, Any], tmp_path: Path
+) -> None:
+    rms = make(RUNNING_MEAN_STD, **{"mean": np.ones(4), "var": np.ones(4), "count": 9.0, **statistics})
+    path = tmp_path / "vecnormalize.pkl"
+    path.write_bytes(pickled(make(VEC_NORMALIZE, obs_rms=rms, ret_rms=rms, **settings)))
+    with pytest.raises(MigrationError, match="means and variances must be finite, variances at least 0, other"):
+        load_obs_rms(path, make_vec_env("CartPole-v1"))
 
 
 def test_a_vec_normalize_that_scaled_rewards_alone_leaves_observations_as_they_are(tmp_path: Path) -> None:
@@ -224,7 +268,7 @@ def test_the_command_converts_and_says_how_to_go_on(tmp_path: Path, capsys: pyte
     new, obs_rms = tmp_path / "new.zip", AGENTS / "Acrobot-v1" / "obs_rms.pkl"
     main([str(AGENTS / "Acrobot-v1.pkl"), str(new), "--obs-rms", str(obs_rms)])
     said = capsys.readouterr().out
-    assert f"MlpPolicy with 9606 parameters: {new}" in said
+    assert said.startswith(f"MlpPolicy with 9606 parameters: {new}\n")  # and not with what the agent says
     assert f"ACER.load({str(new)!r})" in said
     venv = make_vec_env("Acrobot-v1", 2, seed=0)
     env = VecNormalize.load(str(tmp_path / "new" / "vecnormalize.pkl"), venv)
@@ -233,10 +277,19 @@ def test_the_command_converts_and_says_how_to_go_on(tmp_path: Path, capsys: pyte
     assert np.mean(mean) > -120
 
 
+def test_the_command_says_what_it_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    graph = built(Graph("MlpPolicy", N_ACTIONS), VECTOR)
+    old = write(tmp_path, "4", graph, VECTOR, {}, gamma="high")
+    main([str(old), str(tmp_path / "new")])
+    assert f"Note: {old}: left out gamma (str)\n" in capsys.readouterr().out
+
+
 def test_the_command_takes_an_environments_spaces(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main([str(AGENTS / "CartPole-v1.pkl"), str(tmp_path / "new"), "--env", "CartPole-v1"])
-    assert "VecNormalize" not in capsys.readouterr().out
-    ACER.load(tmp_path / "new", gym.make("CartPole-v1"))
+    main([str(AGENTS / "CartPole-v1.pkl"), str(tmp_path / "folder" / "new"), "--env", "CartPole-v1"])
+    printed = capsys.readouterr().out
+    assert "VecNormalize" not in printed
+    assert "Note" not in printed
+    ACER.load(tmp_path / "folder" / "new", gym.make("CartPole-v1"))
 
 
 def test_the_command_does_not_write_over_the_old_agent(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from gymnasium import spaces
 from stable_baselines3.common.env_util import make_vec_env
 
 from sb3_acer.sb2_compat.migration import MigrationError, load_obs_rms, load_stable_baselines
-from sb3_acer.sb2_compat.pickles import MAX_BYTES, MAX_OPCODES, PickleReader, Record, read_npy, to_array
+from sb3_acer.sb2_compat.pickles import MAX_BYTES, MAX_OPCODES, PickleReader, Record, listed, read_npy, to_array
 from tests.mutations import memory_for, mutated, mutated_zip, zipped
 from tests.sb2_compat.old_agents import (
     AGENTS,
@@ -130,6 +130,11 @@ def test_what_a_file_names_besides_is_said(tmp_path: Path) -> None:
             load_stable_baselines(path)
 
 
+def test_of_many_things_that_a_file_names_ten_are_listed_and_the_others_counted() -> None:
+    assert listed([*"abcdefghij"]) == "a, b, c, d, e, f, g, h, i, j"
+    assert listed([*"abcdefghi", {}, "k" * 10**6, 3]) == "a, b, c, d, e, f, g, h, i, a dict and 2 more"
+
+
 def test_the_reader_builds_what_a_plain_pickle_holds() -> None:
     value: dict[str, Any] = {
         "a": [1, -2, 2**70, 0.5, True, None, ""],
@@ -223,6 +228,7 @@ BOUNDS = {
     "dicts": "more than 100000 opcodes",
     "file too large": "the file has more than",
     "zip of zeros": "the zip archive holds more than",
+    "zip of much JSON": "data has more than 16777216 bytes",
     "zip of zeros in the npz": "the zip archive holds more than",
     "zip of many members": "the zip archive has more than 1000 members",
     "zip packed by lzma": "another method than deflate",

@@ -121,6 +121,11 @@ def test_train_shows_a_progress_bar_where_the_output_is_a_terminal(monkeypatch: 
         assert ("--progress" in arguments_of_train("--env", "Acrobot-v1")) is is_terminal
 
 
+def test_a_search_shows_no_progress_bars_of_its_trials(shell: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert "--progress" not in arguments_of_tune()
+
+
 def test_the_runs_of_an_environment_are_ordered_by_their_numbers(tmp_path: Path) -> None:
     for run in ("Maze_2", "Maze_9", "Maze_Big_7", "Maze_10"):
         (tmp_path / run).mkdir()
@@ -164,6 +169,13 @@ def test_tune_is_train_with_a_search_and_a_place_for_it(shell: Path, capsys: pyt
         f"To add a worker, here or on another machine: sb3-acer tune {where} {shlex.join(search)} {more}",
         f"To train with the best trial: sb3-acer train {where} {more} --trial-id 5",
     ]
+
+
+def test_training_with_the_best_trial_does_not_search_again() -> None:
+    search = ["-n", "500", "--n-trials", "3", "--n-startup-trials", "2", "--n-evaluations", "2", "--n-jobs", "2"]
+    search += ["--max-total-trials", "9", "--sampler", "random", "--pruner", "none", "--eval-episodes", "2"]
+    for option in ("-optimize", "--optimize-hyperparameters"):
+        assert commands.without_search([option, *search, "--verbose", "0"]) == ["--verbose", "0"]
 
 
 def test_a_trial_has_one_run_at_least(shell: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -244,6 +256,11 @@ def test_agents_that_are_there_are_named_if_the_one_asked_for_is_not(tmp_path: P
     (run / "rl_model_1000_steps.zip").rename(run / "CartPole-v1.zip")
     with pytest.raises(SystemExit, match="Agents on the way are saved by train --save-freq"):
         commands.find_agent(0, str(tmp_path), "acer", EnvironmentName("CartPole-v1"), False, None, True)
+
+
+def test_an_agent_of_the_zoos_own_folder_is_left_to_the_zoo_which_downloads_it(shell: Path) -> None:
+    with pytest.raises(AssertionError, match="rl-trained-agents/acer folder was not found"):
+        commands.find_agent(0, "rl-trained-agents", "acer", EnvironmentName("CartPole-v1"), False)
 
 
 def is_mp4(path: Path) -> bool:
@@ -356,6 +373,21 @@ def test_nothing_saved_is_one_line(command: str, message: str, shell: Path) -> N
 
 def test_a_call_that_is_no_script_of_the_zoo_is_left_alone() -> None:
     assert commands.call([sys.executable, "-c", "raise SystemExit(3)"], stdout=subprocess.DEVNULL) == 3
+
+
+def test_the_table_of_a_benchmark_is_in_the_folder_of_its_agents(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[str] = []
+    monkeypatch.setattr(commands, "run_module", lambda name, defaults, arguments: given.extend(defaults))
+    commands.benchmark(["--log-dir", "mine"])
+    assert given == ["--no-hub", "--log-dir", "mine", "--benchmark-dir", "mine/benchmark"]
+
+
+def test_scripts_of_the_zoo_run_after_drawing_without_a_screen_is_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    monkeypatch.setattr(commands, "draw_offscreen", lambda: order.append("prepared"))
+    monkeypatch.setattr(commands, "run_zoo", lambda *_: order.append("run"))
+    commands.run_module("record-video", [], [])
+    assert order == ["prepared", "run"]
 
 
 def test_benchmark_evaluates_agents_of_environments_with_a_slash_in_their_ids(

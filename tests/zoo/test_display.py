@@ -1,8 +1,10 @@
 """Videos and image files on machines without a screen."""
 
 import os
+import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -55,6 +57,8 @@ def test_only_a_screen_that_is_not_there_is_replaced(
     assert isinstance(env, display.Film) == filmed
     if not filmed:
         assert seen == {**given, "should_render": should_render}
+    if isinstance(env, display.Film):
+        assert env.path == tmp_path / "CartPole-v1"  # within its run
 
 
 @pytest.mark.parametrize(("screen", "expected"), [("", ["dummy", "egl"]), (":0", [None, None])])
@@ -70,6 +74,26 @@ def test_pygame_and_mujoco_draw_without_a_screen_where_there_is_none(
         monkeypatch.delenv(name)
     display.draw_offscreen()
     assert [os.environ.get(name) for name in names[1:]] == expected
+
+
+def test_a_users_own_way_to_draw_without_a_screen_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = {"SDL_VIDEODRIVER": "offscreen", "MUJOCO_GL": "osmesa"}
+    for name, value in own.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(display, "has_screen", lambda: False)
+    monkeypatch.setattr(display, "find_library", lambda name: f"lib{name}.so")
+    display.draw_offscreen()
+    assert {name: os.environ[name] for name in own} == own
+
+
+def test_mujoco_is_left_alone_where_there_is_no_egl(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SDL_VIDEODRIVER", "MUJOCO_GL"):
+        monkeypatch.setenv(name, "")  # so that what the code sets is undone
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(display, "has_screen", lambda: False)
+    monkeypatch.setattr(display, "find_library", lambda name: None)
+    display.draw_offscreen()
+    assert "MUJOCO_GL" not in os.environ
 
 
 def test_a_video_file_has_the_speed_that_was_given(tmp_path: Path) -> None:
@@ -90,6 +114,20 @@ def test_without_moviepy_the_video_is_a_gif(tmp_path: Path, monkeypatch: pytest.
     with Image.open(path) as film:
         assert getattr(film, "n_frames", 1) == 5
         assert film.info["duration"] == 20  # ms
+
+
+def test_a_video_that_fails_half_way_is_a_gif_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Clip:
+        def __init__(self, frames: Any, fps: float) -> None:
+            pass
+
+        def write_videofile(self, path: str, logger: Any) -> None:
+            Path(path).write_bytes(b"half")
+            raise OSError("no encoder")
+
+    monkeypatch.setitem(sys.modules, "moviepy", SimpleNamespace(ImageSequenceClip=Clip))
+    display.write_film([np.zeros((8, 8, 3), np.uint8)] * 2, 30, tmp_path / "Env-v1")
+    assert [path.name for path in tmp_path.iterdir()] == ["Env-v1.gif"]
 
 
 def test_an_environment_that_cannot_be_drawn_is_run_all_the_same(
@@ -131,6 +169,20 @@ def test_the_ffmpeg_of_the_system_is_preferred(tmp_path: Path, monkeypatch: pyte
         assert os.environ["PATH"] == str(tmp_path)
 
 
+def test_moviepys_ffmpeg_hides_no_other_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for path in (tmp_path / "ffmpeg-of-moviepy", tmp_path / "programs" / "own"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("")
+        path.chmod(0o755)
+    monkeypatch.setattr("moviepy.config.FFMPEG_BINARY", str(tmp_path / "ffmpeg-of-moviepy"))
+    monkeypatch.setenv("PATH", str(tmp_path / "programs"))
+    with display.ffmpeg_on_path() as found:
+        assert found
+        assert shutil.which("ffmpeg") is not None
+        assert shutil.which("own") == str(tmp_path / "programs" / "own")
+    assert os.environ["PATH"] == str(tmp_path / "programs")
+
+
 @pytest.fixture(scope="module")
 def plotted(continued: tuple[Path, str]) -> tuple[Path, str]:
     """A folder with all plots, and what the commands printed."""
@@ -151,6 +203,15 @@ def test_without_a_screen_plots_are_pictures(plotted: tuple[Path, str]) -> None:
         colours = plt.imread(folder / picture)
         assert colours.std() > 0.05
     assert not plt.get_fignums()
+
+
+def test_a_figure_is_saved_when_it_is_shown_and_not_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with display.figures_saved(tmp_path, "acer_"):
+        for name in ("One plot", "Another"):
+            plt.figure(name)
+            plt.show()
+    names = [f"Figure: {tmp_path}/acer_{name}.png" for name in ("One_plot", "Another")]
+    assert capsys.readouterr().out.splitlines() == names
 
 
 def test_training_is_plotted_of_environments_with_a_slash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,6 +264,16 @@ def test_x11_and_wayland_are_screens(name: str, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.delenv(each, raising=False)
     assert not display.has_screen()
     monkeypatch.setenv(name, "wayland-0")
+    assert display.has_screen()
+
+
+@pytest.mark.parametrize("platform", ["darwin", "win32"])
+def test_other_systems_than_linux_open_windows_without_such_variables(
+    platform: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(sys, "platform", platform)
     assert display.has_screen()
 
 

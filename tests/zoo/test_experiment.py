@@ -28,7 +28,7 @@ from sb3_acer import ACER, distributed
 from sb3_acer.callbacks import StopOnSignal
 from sb3_acer.checkpoint import find_checkpoint
 from sb3_acer.hyperparams import ENTRIES_FILE
-from sb3_acer.zoo import commands, experiment, registration
+from sb3_acer.zoo import commands, experiment, registration, runs
 from sb3_acer.zoo.experiment import Truncations, _number_of
 from sb3_acer.zoo.masking import Algorithms
 from sb3_acer.zoo.registration import convert_acer_params, entry_of
@@ -736,6 +736,15 @@ def test_what_cannot_be_resumed_is_one_line(shell: Path, capsys: pytest.CaptureF
     with pytest.raises(SystemExit, match="2"):
         commands.main(["train", "--checkpoint-freq", "0"])
     assert "--checkpoint-freq must be at least 1, got 0" in capsys.readouterr().err
+
+
+def test_a_run_whose_arguments_are_not_known_is_not_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "has_checkpoints", lambda folder: True)
+    older, newer = (tmp_path / "acer" / f"CartPole-v1_{number}" for number in (1, 2))
+    for run in (older, newer):
+        run.mkdir(parents=True)
+    (older / "arguments.json").write_text("[]")
+    assert runs.run_to_resume("acer", "CartPole-v1", str(tmp_path)) == older
 
 
 def test_checkpoints_are_for_acer_alone(capsys: pytest.CaptureFixture[str]) -> None:

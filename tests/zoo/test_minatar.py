@@ -33,6 +33,13 @@ def test_videos_show_the_grid() -> None:
     assert frame.max() > 100
 
 
+def test_the_array_of_a_game_is_its_state() -> None:
+    env = gym.make("MinAtar/Breakout-v1", render_mode="array")
+    env.reset(seed=0)
+    shown: Any = env.render()
+    np.testing.assert_array_equal(shown, env.unwrapped.game.state())  # type: ignore[attr-defined]
+
+
 def test_the_filters_slide_over_the_grid_and_see_all_channels_of_a_place() -> None:
     space = gym.make("MinAtar/Seaquest-v1").observation_space
     assert isinstance(space, gym.spaces.Box)

@@ -1,5 +1,6 @@
 """A user's mistake at the command line is one line that says what to type."""
 
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -142,8 +143,13 @@ def test_the_settings_that_dict_observations_need_are_named() -> None:
 
 def test_a_game_without_ale_py_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mistakes, "find_spec", lambda name: None)
-    for env_id in ("PongNoFrameskip-v4", "ALE/Pong-v5"):
+    for env_id in ("PongNoFrameskip-v4", "PongDeterministic-v4", "ALE/Pong-v5"):
         assert unknown_environment(env_id) == f"{env_id} needs ale-py: {how_to_install('atari')}"
+
+
+def test_a_mistyped_game_is_one_where_ale_py_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mistakes, "find_spec", lambda name: sys)
+    assert unknown_environment("PngNoFrameskip-v4").startswith("--env must be the id of a registered environment, got")
 
 
 @pytest.mark.parametrize(("module", "extra"), [("minigrid", "minigrid"), ("popgym", "popgym"), ("ale_py", "atari")])
@@ -260,3 +266,27 @@ def test_errors_of_training_and_of_ones_own_code_keep_their_traceback() -> None:
         exec(neighbour)
     with pytest.raises(SystemExit, match="sb3-acer train: Environment `Nowhere` doesn't exist"), in_one_line("train"):
         gym.make("Nowhere-v0")
+
+
+def of_numpy(code: str) -> Any:
+    """Code that seems to be a library's."""
+    return compile(code, f"{Path(np.__file__).parent}/door.py", "exec")
+
+
+@pytest.mark.parametrize("name", ["learn", "objective"])
+def test_errors_of_libraries_in_training_keep_their_traceback(name: str) -> None:
+    library: dict[str, Any] = {}
+    exec(of_numpy(f"def {name}(): raise KeyError('theirs')"), library)
+    with pytest.raises(KeyError, match="theirs"), in_one_line("train"):
+        library[name]()
+
+
+def test_errors_of_packages_that_are_installed_within_the_standard_library_keep_their_traceback() -> None:
+    package = compile("raise KeyError('mine')", f"{Path(os.__file__).parent}/site-packages/mine/door.py", "exec")
+    with pytest.raises(KeyError, match="mine"), in_one_line("train"):
+        exec(package)
+
+
+def test_an_error_without_a_text_is_said_by_its_name() -> None:
+    with pytest.raises(SystemExit, match=r"^sb3-acer train: AssertionError$"), in_one_line("train"):
+        exec(of_numpy("raise AssertionError"))

@@ -28,6 +28,15 @@ def test_the_runs_of_an_environment_are_plotted_and_none_is_one_line(tmp_path: P
         commands.main(["plot-train", "-f", str(tmp_path), "-e", "MinAtar/Breakout-v1", "CartPole-v1"])
 
 
+def test_runs_are_found_in_each_of_several_folders_and_by_an_algorithm_in_capitals(tmp_path: Path) -> None:
+    runs = [tmp_path / folder / "acer" / "CartPole-v1_1" for folder in ("one", "two")]
+    for run in runs:
+        run.mkdir(parents=True)
+        (run / "0.monitor.csv").touch()
+    arguments = ["-a", "ACER", "-f", str(tmp_path / "one"), str(tmp_path / "two")]
+    assert plots.runs_to_plot("plot-train", arguments, "*.monitor.csv")[0] == runs
+
+
 def test_a_success_rate_that_no_episode_has_is_one_line(tmp_path: Path) -> None:
     run = tmp_path / "acer" / "CartPole-v1_1"
     run.mkdir(parents=True)
@@ -65,7 +74,7 @@ def test_a_damaged_file_of_a_run_is_one_line_that_names_it(tmp_path: Path) -> No
     np.savez(evaluations, timesteps=np.arange(10))
     content = bytearray(evaluations.read_bytes())
     content[len(content) // 2] ^= 1  # in the array
-    for damaged in (b"PK", content):
+    for damaged in (b"", b"PK", content):
         evaluations.write_bytes(damaged)
         with pytest.raises(SystemExit, match=re.escape(f"sb3-acer all-plots: {evaluations} must be whole, got ")):
             commands.main(["all-plots", "-f", str(tmp_path)])
@@ -89,8 +98,9 @@ def test_evaluations_that_cannot_be_plotted_together_are_one_line(tmp_path: Path
 
 def test_latex_that_is_missing_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(SystemExit, match=r"^sb3-acer plot-from-file: -latex needs LaTeX, which is not installed$"):
-        commands.main(["plot-from-file", "-i", "results.pkl", "-latex"])
+    for option in ("-latex", "--latex"):
+        with pytest.raises(SystemExit, match=r"^sb3-acer plot-from-file: -latex needs LaTeX, which is not installed$"):
+            commands.main(["plot-from-file", "-i", "results.pkl", option])
 
 
 def test_a_running_mean_is_over_a_tenth_of_the_shortest_run() -> None:

@@ -24,6 +24,7 @@ from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 
 from sb3_acer import ACER
 from sb3_acer.hyperparams import ENTRIES_FILE, old_zoo
+from sb3_acer.recurrent import LSTM
 from sb3_acer.zoo import registration
 from sb3_acer.zoo.experiment import Experiment, TrialRun
 from sb3_acer.zoo.mistakes import SUITES
@@ -140,7 +141,8 @@ def test_the_trial_nearest_to_the_defaults_is_within_the_ranges_and_leaves_out_w
     params = nearest_trial({}, n_envs=4)
     assert (params["n_steps"], params["batch_size"], params["buffer_size_pow"]) == (20, 4, 12)  # 5000 is near 2^12
     assert (params["net_arch"], params["activation_fn"], params["optimizer"]) == ("small", "tanh", "rmsprop")
-    assert nearest_trial({"policy": "MlpLstmPolicy"}, n_envs=4)["optimizer"] == "adam"
+    for recurrent in ({"policy": "MlpLstmPolicy"}, {"policy_kwargs": {"recurrent_class": LSTM}}):
+        assert nearest_trial(recurrent, n_envs=4)["optimizer"] == "adam"
     assert nearest_trial({"ent_coef": 0.0, "replay_ratio": 100}, 1) == params | {
         "ent_coef": 1e-5,
         "replay_ratio": 32,

@@ -70,3 +70,8 @@ def test_the_folder_hides_no_other_sitecustomize_and_no_error_of_its_own(tmp_pat
     for path in ((commands.ZOO_PATH, tmp_path), (commands.ZOO_PATH, tmp_path, commands.ZOO_PATH)):
         result = python("-c", "import sys; print('rl_zoo3' in sys.modules)", cwd=tmp_path, path=path)
         assert (result.stdout, result.stderr) == ("the other\nFalse\n", "")
+
+
+def test_where_rl_zoo_is_not_installed_its_import_fails_as_without_the_folder(tmp_path: Path) -> None:
+    result = python("-c", "import sys; sys.path.clear(); import rl_zoo3", cwd=tmp_path, path=(commands.ZOO_PATH,))
+    assert result.stderr.endswith("ModuleNotFoundError: No module named 'rl_zoo3'\n")
