@@ -526,13 +526,15 @@ FUNCTIONS: dict[str, tuple[Callable[..., th.Tensor], list[list[int]]]] = {
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_batch_of_copies_equals_one(name: str) -> None:
+@pytest.mark.parametrize("n", [2, 7, 64])
+def test_a_batch_of_n_copies_equals_n_times_one(name: str, n: int) -> None:
     function, axes = FUNCTIONS[name]
     rng = np.random.default_rng(0)
     arguments = [2 * uniform(rng, 6, 1, *trailing) for trailing in axes]
     one = function(*arguments)
-    copies = function(*(argument.expand(6, 7, *argument.shape[2:]).contiguous() for argument in arguments))
+    copies = function(*(argument.expand(6, n, *argument.shape[2:]).contiguous() for argument in arguments))
     close(copies, one.expand_as(copies), 1e-13)
+    close(copies.sum(1), n * one.sum(1), 1e-13)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

@@ -325,6 +325,7 @@ def test_components_with_one_valid_outcome_are_no_dimensions_of_the_traces(n_fre
     bits = make_family(spaces.MultiBinary(4))
     assert bits.trace_root == 4
     assert th.as_tensor(bits.trace_roots(th.from_numpy(masks))).tolist() == [max(n_free, 1)]
+    assert make_family(spaces.MultiDiscrete([1, 3, 1, 2])).trace_root == 2
 
 
 # Acting, storing and replaying
