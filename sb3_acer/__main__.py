@@ -4,7 +4,7 @@ import sys
 from importlib import import_module
 
 from sb3_acer import __version__
-from sb3_acer.distributed import is_left_alone
+from sb3_acer.distributed import is_outside_group
 from sb3_acer.extras import require_packages
 
 SUMMARIES = {
@@ -35,12 +35,8 @@ OWN = {
 # Packages that rl-zoo's scripts need; rl_zoo3 does not declare all of them.
 REQUIRED = ("rl_zoo3", "tqdm", "rich", "requests")
 REQUIRED_BY = {
-    "plot-train": ("seaborn", "scipy"),
-    "all-plots": ("seaborn", "scipy"),
-    "plot-from-file": ("seaborn", "scipy"),
-    "record-video": ("moviepy",),
-    "record-training": ("moviepy",),
-    "push-to-hub": ("moviepy",),
+    **dict.fromkeys(("plot-train", "all-plots", "plot-from-file"), ("seaborn", "scipy")),
+    **dict.fromkeys(("record-video", "record-training", "push-to-hub"), ("moviepy",)),
 }
 
 
@@ -69,7 +65,7 @@ def run(command: str, *arguments: str) -> int:
     if command not in SUMMARIES:
         print(f"sb3-acer: command must be one of {', '.join(SUMMARIES)}, got {command!r}", file=sys.stderr)
         return 2
-    if is_left_alone() and command != "train":
+    if is_outside_group() and command != "train":
         print(f"sb3-acer: torchrun must start train, got {command!r}", file=sys.stderr)
         return 2
     try:

@@ -98,25 +98,27 @@ class ACER(StableBaselinesInterface):
         ``MlpLnLstmPolicy``, ``CnnLnLstmPolicy``; with a GRU ``MlpGruPolicy``
     :param env: environment, or the id of a registered one; None only with ``_init_setup_model=False``
     :param gamma: discount factor, in [0, 1]
-    :param n_steps: steps of a rollout of each environment, and of a replayed sequence
+    :param n_steps: steps of a rollout of each environment, and of a replayed sequence; at least 1
     :param num_procs: deprecated: number of threads of torch
-    :param q_coef: weight of the critic's loss
-    :param ent_coef: weight of the entropy bonus
-    :param max_grad_norm: bound on the norm of all gradients together; None for no bound
-    :param learning_rate: initial learning rate, or a schedule as a function of the remaining progress (from 1 to 0);
-        SB3's ``ConstantSchedule``, which rl-zoo makes of a number, counts as the number
+    :param q_coef: weight of the critic's loss, at least 0
+    :param ent_coef: weight of the entropy bonus, at least 0
+    :param max_grad_norm: bound on the norm of all gradients together, above 0; None for no bound
+    :param learning_rate: initial learning rate, at least 0, or a schedule as a function of the remaining progress (from
+        1 to 0); SB3's ``ConstantSchedule``, which rl-zoo makes of a number, counts as the number
     :param lr_schedule: schedule of a learning rate that is a number: ``linear``, ``constant``, ``double_linear_con``,
         ``middle_drop`` or ``double_middle_drop``
     :param rprop_alpha: decay of RMSProp, the default optimiser of feed-forward policies, in [0, 1]. Like
         ``rprop_epsilon`` it is given to the optimiser when that is made: assigning it later changes nothing.
-    :param rprop_epsilon: epsilon of RMSProp, inside the root
-    :param buffer_size: steps of the vectorised environment to keep: that is ``buffer_size * n_envs`` transitions
-    :param replay_ratio: mean number of replayed batches after each rollout (Poisson distributed)
-    :param replay_start: steps of the vectorised environment in the buffer before replay starts
-    :param correction_term: truncation constant c of the importance ratios; the paper has 5 for continuous actions
+    :param rprop_epsilon: epsilon of RMSProp, inside the root; above 0
+    :param buffer_size: steps of the vectorised environment to keep, at least 1: that is ``buffer_size * n_envs``
+        transitions
+    :param replay_ratio: mean number of replayed batches after each rollout (Poisson distributed), at least 0
+    :param replay_start: steps of the vectorised environment in the buffer before replay starts, at least 0
+    :param correction_term: truncation constant c of the importance ratios, at least 0; the paper has 5 for continuous
+        actions
     :param trust_region: whether gradients are projected onto the trust region
     :param alpha: decay of the average policy, in [0, 1]
-    :param delta: bound on the linearised change of the divergence from the average policy
+    :param delta: bound on the linearised change of the divergence from the average policy, at least 0
     :param verbose: 0 for no output, 1 for info messages, 2 for debug messages
     :param tensorboard_log: folder for tensorboard; None for no logging
     :param _init_setup_model: whether to build the networks on creation
@@ -125,9 +127,9 @@ class ACER(StableBaselinesInterface):
         continuous actions means and standard deviations), learning rate and observations; images as such
     :param seed: seed of all random draws; None for one that numpy's global generator draws
     :param n_cpu_tf_sess: deprecated: number of threads of torch
-    :param batch_size: sequences of a replayed batch; None: one per environment
-    :param n_action_samples: K, where actions cannot be enumerated: K sampled candidates for the bias correction in each
-        state, and K more samples for the mean advantage of the dueling network
+    :param batch_size: sequences of a replayed batch, at least 1; None: one per environment
+    :param n_action_samples: K, at least 1, where actions cannot be enumerated: K sampled candidates for the bias
+        correction in each state, and K more samples for the mean advantage of the dueling network
     :param ent_schedule: schedule of ``ent_coef``, with the names of ``lr_schedule``
     :param burn_in: first steps of a replayed sequence that only update the recurrent state, less than ``n_steps``; 0
         for feed-forward policies
@@ -136,15 +138,21 @@ class ACER(StableBaselinesInterface):
     :param stats_window_size: number of episodes that the logged means are taken over
     :param device: device of the networks and of batches; "auto": a GPU if there is one. Without one "cuda" means the
         CPU, as in SB3.
-    :raises ValueError: for an argument outside its range, and for an action space that is not supported
+    :raises ValueError: for an argument outside its range, and for an observation or action space that is not supported
     """
 
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
         policy.__name__: policy
         for policy in (
-            *(MlpPolicy, CnnPolicy, MultiInputPolicy),
-            *(MlpLstmPolicy, CnnLstmPolicy, MultiInputLstmPolicy),
-            *(MlpLnLstmPolicy, CnnLnLstmPolicy, MlpGruPolicy),
+            MlpPolicy,
+            CnnPolicy,
+            MultiInputPolicy,
+            MlpLstmPolicy,
+            CnnLstmPolicy,
+            MultiInputLstmPolicy,
+            MlpLnLstmPolicy,
+            CnnLnLstmPolicy,
+            MlpGruPolicy,
         )
     }
     policy: ACERPolicy
@@ -408,6 +416,7 @@ class ACER(StableBaselinesInterface):
             observation is outside its space; and if a gradient is NaN or infinite. If an observation or a reward is
             refused, agent, replay buffer and VecNormalize are as before that step; if a gradient is refused, the
             parameters are as before that update. The agent can be saved in both cases.
+        :return: the agent
         """
         self._require_ready("learn")
         self._take_lr_schedule()
@@ -477,9 +486,9 @@ class ACER(StableBaselinesInterface):
         if self.device.type == "cuda" and n_parameters < _SMALL:
             yield (
                 f"networks of {n_parameters:,} parameters are trained faster on the CPU: device='cpu'. A GPU pays "
-                f"from about {_SMALL:,} on; networks for images have more"
+                "for networks for images, and for layers of about 1,000 units"
             )
-        if distributed.is_left_alone():
+        if distributed.is_outside_group():
             yield (
                 "torchrun has started several processes, and each trains an agent of its own. To train one together, "
                 "make and train it within sb3_acer.distributed.torchrun_group()"
@@ -519,6 +528,8 @@ class ACER(StableBaselinesInterface):
         :param gradient_steps: 1 in ``learn``; more to train on stored data, such as a buffer that was loaded. The
             learning rate is that with which the last call of ``learn`` ended: with a linear schedule it is 0.
         :param batch_size: sequences of a replayed batch; None: one per environment
+        :raises ValueError: if an argument is no integer of at least 1, if the buffer is empty, and for gradients that
+            are not finite
         """
         gradient_steps = check_integer("gradient_steps", gradient_steps)
         if not hasattr(self, "_logger"):  # before the first call of learn, which makes another one

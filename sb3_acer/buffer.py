@@ -27,7 +27,7 @@ SelfBuffer = TypeVar("SelfBuffer", bound="SequenceReplayBuffer")
 
 
 class _Unshared(dict[str, Any]):
-    """A state whose arrays nobody else has, so that they may become a buffer's own without a copy."""
+    """A state whose arrays a buffer may use without copying them, since nobody else has them."""
 
 
 class SequenceReplayBuffer(ReplayBuffer):
@@ -238,7 +238,7 @@ class SequenceReplayBuffer(ReplayBuffer):
             what is no array of integers
         """
         if self._ring is None or not self.n_rollouts:
-            raise ValueError("sequences can be sampled once a rollout is finished, got an empty replay buffer")
+            raise ValueError("the replay buffer must hold a finished rollout to be sampled, got an empty one")
         slots, envs = _indices("slots", slots), _indices("envs", envs)
         require(len(envs) == len(slots), "the number of envs", f"{len(slots)}, as that of slots", len(envs))
         n_rollouts, n_slots = self.n_rollouts, self._ring.n_all_slots

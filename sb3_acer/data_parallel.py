@@ -51,8 +51,8 @@ class Report(NamedTuple):
 
 class OnRank:
     """
-    Wraps a callback in a group. Steps of the other ranks are counted, and a callback that wants to stop training is
-    heard at the end of the rollout, by all ranks alike.
+    Wraps a callback in a group. Steps of the other ranks are counted. If a callback stops training, all ranks stop at
+    the end of the rollout.
 
     :param callback: the callback
     :param n_others: environments of the other ranks
@@ -140,7 +140,7 @@ class DataParallelAlgorithm(RolloutAlgorithm):
             )
             return rollout, Report(on_rank.stops, self._infos, self._moments())
 
-        rollouts, reports = zip(*distributed.together(collect), strict=True)
+        rollouts, reports = zip(*distributed.on_all_ranks(collect), strict=True)
         self._episode_num = n_episodes  # this rank's own are counted with the reports
         self._merge_reports(reports)
         stops = any(report.stops for report in reports)

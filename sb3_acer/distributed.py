@@ -107,7 +107,7 @@ def torchrun_group() -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def is_left_alone() -> bool:
+def is_outside_group() -> bool:
     """Whether torchrun has started several processes, and this one has joined no group."""
     if not _AVAILABLE or not dist.is_torchelastic_launched() or dist.is_initialized():
         return False
@@ -190,7 +190,7 @@ def _gather_by_messages(value: T) -> list[T]:
     return values
 
 
-def together(function: Callable[[], T]) -> list[T]:
+def on_all_ranks(function: Callable[[], T]) -> list[T]:
     """
     Call a function that exchanges nothing between the ranks. If it raises an error on one rank, all ranks raise one.
 

@@ -159,7 +159,8 @@ class Family(ABC):
 
     def ratio(self, stats: th.Tensor, behaviour: th.Tensor, actions: th.Tensor) -> th.Tensor:
         """
-        Importance ratios rho = pi(a|x) / mu(a|x) (equation 4 of the paper), always finite.
+        Importance ratios rho = pi(a|x) / mu(a|x) (equation 4 of the paper). They are always finite: probabilities mu of
+        discrete outcomes are raised by ``EPSILON``, and logarithms of ratios are clamped, where pi is not 0.
 
         :param stats: statistics of pi, ``[..., P]``
         :param behaviour: statistics of mu, ``[..., P]``
@@ -425,7 +426,8 @@ class Categorical(Family):
         return (stats * ((stats + EPSILON).log() - (other + EPSILON).log())).sum(-1)
 
     def kl_gradient(self, stats: th.Tensor, other: th.Tensor) -> th.Tensor:
-        # 0 for an outcome that is certain: it cannot move, but would tighten the trust region of the others.
+        # 0 where an outcome has probability 1: the softmax has no gradient there, but k would tighten the trust region
+        # of the other factors.
         return -stats / (other + EPSILON) * (other < 1)
 
     def entropy_gradient(self, stats: th.Tensor) -> th.Tensor:
@@ -520,7 +522,7 @@ class Enumerated(Categorical):
         return outcomes.astype(np.int64, copy=False)  # on Windows numpy 1 counts with 32 bits
 
     def kl_gradient(self, stats: th.Tensor, other: th.Tensor) -> th.Tensor:
-        return -stats / (other + EPSILON)  # there are no other factors
+        return -stats / (other + EPSILON)  # there is one factor
 
     # The candidates are all actions in order, so the statistics themselves are the table of their probabilities.
 

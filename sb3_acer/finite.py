@@ -77,7 +77,7 @@ class FiniteVecEnv(VecEnvWrapper):
             self._resets = [dict(info) if isinstance(info, dict) else info for info in found]
             self.venv.unwrapped.reset_infos = list(self._resets)
 
-    def has_moved_on(self) -> bool:
+    def was_reset_elsewhere(self) -> bool:
         """
         Whether something else has reset the vectorised environment since the last step. Resets of an environment in it
         through another wrapper are not seen.

@@ -107,8 +107,8 @@ class DuelingQHead(QHead):
     :class:`QHead` with the outputs V and A (Wang et al., *Dueling Network Architectures for Deep Reinforcement
     Learning*, ICML 2016, equation 9): Q(x, a) = V(x) + A(x, a) - mean_b A(x, b).
 
-    What is learnt of the action taken moves Q of the others too. Without it Q of actions that are rarely taken lags
-    behind while the returns grow, and the policy may never take them again.
+    Learning about the action taken also changes Q of the others. Otherwise Q of actions that are rarely taken may stay
+    too low while returns grow, and the policy may never take them again.
     """
 
     def __init__(self, family: Family, latent_dim: int) -> None:

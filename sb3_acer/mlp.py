@@ -50,7 +50,7 @@ ACTIVATIONS: dict[type[nn.Module], Activation] = {
 """activation functions that a :class:`Chain` differentiates itself"""
 
 _IDENTITIES = (nn.Identity, FlattenExtractor)
-"""what a :class:`Chain` leaves out: the input has one dimension besides that of the rows"""
+"""modules that a :class:`Chain` leaves out: they change nothing of inputs ``[N, I]``"""
 
 
 class Layer(NamedTuple):
@@ -69,7 +69,7 @@ _Arrays = list[tuple[np.ndarray, np.ndarray | None, Activation | None]]
 
 
 class _Parts(NamedTuple):
-    """What a :class:`Chain` has found in its modules, and what tells whether it is still so."""
+    """What a :class:`Chain` has found in its modules, and what it needs to notice that they were changed."""
 
     modules: list[nn.Module]
     layers: list[Layer] | None

@@ -182,10 +182,10 @@ class FlatParameters:
 
     def connect(self, optimizer: th.optim.Optimizer) -> None:
         """
-        Make an optimiser collect and zero the gradients of the single parameters, and leave frozen ones as they are.
-        If the optimiser has vectors, its first step creates its state, that of frozen parameters too, and later steps
-        leave their part as it is; the count of steps belongs to the whole vector. An optimiser of single parameters
-        sees no gradient of a frozen one. A copy of an optimiser has to be connected again.
+        From now on the optimiser's ``step`` uses the gradients of the single parameters and does not change frozen
+        ones, and its ``zero_grad`` zeroes them. The state of an optimiser of vectors includes frozen parameters from
+        the first step on; later steps leave their part as it is, and the count of steps belongs to the whole vector.
+        An optimiser of single parameters sees no gradient of a frozen one. A copy has to be connected again.
 
         :param optimizer: of the vectors, or of the single parameters
         """

@@ -135,13 +135,14 @@ class PredictionInterface(BasePolicy):
         """
         Actions for observations.
 
-        :param observation: of one environment, or of N
+        :param observation: of one environment, with the space's shape, or of N, ``[N, ...]``
         :param state: the recurrent state that the last call returned; None where episodes begin
         :param episode_start: where an episode begins, bool, ``[N]``: its recurrent state is 0
         :param deterministic: the most probable actions (of each factor) instead of sampled ones
         :param action_masks: whether actions are valid, as sb3-contrib's ``get_action_masks`` returns it, ``[N, P]``:
             the others are not chosen; None if all are. See :meth:`Family.check_masks`
-        :return: actions, and the recurrent state after them, ``[N, W]``; a feed-forward policy returns ``state``
+        :return: actions, of one environment or ``[N, ...]``, and the recurrent state after them, ``[N, W]`` (N is 1 for
+            one environment); a feed-forward policy returns ``state``
         :raises ValueError: for observations, a ``state``, an ``episode_start`` or masks of another shape, or with
             values that are not finite; for masks without a valid action; and for what gymnasium's ``reset`` returns in
             place of an observation

@@ -131,10 +131,10 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         }
         new = new_checkpoint(folder, manifest, keep) if distributed.rank() == 0 else nullcontext(Path(folder))
         with ExitStack() as stack:  # each step on all ranks, or an error on all
-            files = distributed.together(lambda: stack.enter_context(new))[0]
-            distributed.together(lambda: self._write_files(files, training))
-            distributed.together(lambda: _require_files_of_all(files))
-            distributed.together(stack.close)
+            files = distributed.on_all_ranks(lambda: stack.enter_context(new))[0]
+            distributed.on_all_ranks(lambda: self._write_files(files, training))
+            distributed.on_all_ranks(lambda: _require_files_of_all(files))
+            distributed.on_all_ranks(stack.close)
         found = distributed.from_first(find_checkpoint(folder))
         assert found is not None
         if with_env and source.startswith(_NOT_SAVED) and distributed.rank() == 0:
@@ -262,7 +262,7 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         found, folder = None, None if checkpoint is None else Path(checkpoint).absolute()
         writing = nullcontext() if folder is None or distributed.rank() else locked(folder)
         with ExitStack() as stack:
-            distributed.together(lambda: stack.enter_context(writing))
+            distributed.on_all_ranks(lambda: stack.enter_context(writing))
             # This call may come from a callback of another call of learn, which then gets its own values back.
             stack.callback(vars(self).update, _checkpoints=self._checkpoints)
             if folder is not None:
@@ -290,11 +290,11 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         :return: the newest checkpoint, None if there is none
         """
         self._run = distributed.from_first(self._run)
-        found = distributed.together(lambda: find_undamaged(folder) if distributed.rank() == 0 else None)[0]
+        found = distributed.on_all_ranks(lambda: find_undamaged(folder) if distributed.rank() == 0 else None)[0]
         if self._resumed is not None:
-            distributed.together(lambda: require_same_run(folder, self._run))
+            distributed.on_all_ranks(lambda: require_same_run(folder, self._run))
         elif found is not None:
-            self._become(found, start)
+            self._take_over(found, start)
         return found
 
     def _warn_of_what_is_left(self, total_timesteps: int, reset_num_timesteps: bool) -> None:
@@ -372,7 +372,7 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         self._is_within_rollout = True
         return super()._sample_action(*args, **kwargs)
 
-    def _become(self, found: Checkpoint, start: int) -> None:
+    def _take_over(self, found: Checkpoint, start: int) -> None:
         """
         Become the agent of a checkpoint. If it is refused, agent and environments stay as they are, except that the
         environments and the global random generators have been given the agent's seed.

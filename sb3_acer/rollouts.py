@@ -10,11 +10,10 @@ from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback, ConvertCallback
 from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, RolloutReturn, TrainFreq
-from stable_baselines3.common.utils import check_for_correct_spaces
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_acer.arguments import make_env
-from sb3_acer.checks import check_boolean
+from sb3_acer.checks import check_boolean, require
 from sb3_acer.env_state import dead_workers_named
 from sb3_acer.finite import FiniteVecEnv
 from sb3_acer.frames import find_frame_stack
@@ -76,7 +75,9 @@ class RolloutAlgorithm(SavingAlgorithm):
         """
         check_boolean("force_reset", force_reset)
         env = self._wrap_env(make_env(env, self.verbose), self.verbose)
-        check_for_correct_spaces(env, self.observation_space, self.action_space)
+        spaces = env.observation_space, env.action_space
+        own = self.observation_space, self.action_space
+        require(spaces == own, "env", f"an environment of the agent's spaces, {own[0]} and {own[1]}", spaces)
         if env.num_envs != self.n_envs:
             if self.replay_buffer is not None:
                 self.replay_buffer = self.replay_buffer.with_envs(env.num_envs)
@@ -142,7 +143,7 @@ class RolloutAlgorithm(SavingAlgorithm):
     def _notice_other_resets(self) -> None:
         """If something else has reset the environments, an evaluation say, the next `learn` resets them too."""
         last = getattr(self, "_finite_env", None)
-        if last is not None and last.venv is self.env and last.has_moved_on():
+        if last is not None and last.venv is self.env and last.was_reset_elsewhere():
             self._last_obs = None
 
     def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
@@ -214,11 +215,11 @@ class RolloutAlgorithm(SavingAlgorithm):
         """
         :raises ValueError: if a callback has set another environment, or has reset this one
         """
-        if self.env is not self._finite_env.venv or self._last_obs is None or self._finite_env.has_moved_on():
+        if self.env is not self._finite_env.venv or self._last_obs is None or self._finite_env.was_reset_elsewhere():
             raise ValueError(
                 "env must be left alone within learn, but a callback has reset it or set another one. Callbacks "
-                "evaluate and record in an environment of their own. Another one is set between two calls of learn: "
-                "let the callback return False; the second call goes on by reset_num_timesteps=False"
+                "evaluate and record in an environment of their own. To change it, let the callback return False, call "
+                "set_env, then learn with reset_num_timesteps=False"
             )
 
     def _store_transition(

@@ -48,6 +48,7 @@ class SavingAlgorithm(OffPolicyAlgorithm):
         :param exclude: names of attributes that are not saved
         :param include: names of attributes that are saved, though they usually are not
         :raises OSError: if the file cannot be written
+        :raises ValueError: if ``exclude`` or ``include`` are no names, or ``path`` is no path
         """
         for name, names in (("exclude", exclude), ("include", include)):
             no_names = (str, bytes, dict, np.ndarray, th.Tensor)
@@ -83,6 +84,8 @@ class SavingAlgorithm(OffPolicyAlgorithm):
         As in all agents of SB3, parts of the file are pickles: loading it can run code that its author put there. Load
         only files whose author you trust.
 
+        :return: the agent
+        :raises FileNotFoundError: if there is no such file
         :raises ValueError: if the file is damaged or no agent, if it does not fit ``env``, and for an argument outside
             its range; the message names the file where its content is the reason
         """
@@ -138,6 +141,7 @@ class SavingAlgorithm(OffPolicyAlgorithm):
         :param load_path_or_dict: a file that :meth:`save` wrote, or what :meth:`get_parameters` returned
         :param exact_match: whether all parameters must be given; otherwise missing ones keep their values
         :param device: device to load a file to
+        :raises FileNotFoundError: if there is no such file
         :raises ValueError: for unknown or missing names, and for parameters of another shape or with values that are
             not finite; nothing has changed then
         """
@@ -184,6 +188,7 @@ class SavingAlgorithm(OffPolicyAlgorithm):
         :param path: the file
         :param truncate_last_traj: whether to truncate the episodes that were under way. False continues them if the
             number of environments is the same.
+        :raises FileNotFoundError: if there is no such file
         :raises ValueError: if the file is another one, or holds sequences of another length, of other spaces or of
             recurrent states of another width
         """

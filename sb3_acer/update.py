@@ -27,7 +27,7 @@ from sb3_acer.sequences import SequenceBatch
 
 
 class Settings(NamedTuple):
-    """What an update depends on besides policies and batch. The arguments of ACER explain each."""
+    """The arguments of :class:`~sb3_acer.acer.ACER` that an update uses, explained there."""
 
     gamma: float
     q_coef: float
@@ -167,6 +167,6 @@ def metrics(family: Family, update: Update, c: float) -> dict[str, float]:
         "trust_region_scale": scale,
     }
     explained = explained_variance(q_values.flatten().cpu().numpy(), update.q_ret.flatten().cpu().numpy())
-    numbers = th.stack([quantity.float().mean() for quantity in quantities.values()]).tolist()  # one wait for a GPU
+    numbers = th.stack([quantity.float().mean() for quantity in quantities.values()]).tolist()
     means = dict(zip(quantities, numbers, strict=True))
     return {**means, "grad_norm": update.grad_norm, "explained_variance": float(explained)}

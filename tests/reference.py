@@ -1,7 +1,7 @@
 """
 The oracle: what `sb3_acer` computes, written from the equations one sequence and one state at a time, with a branch for
-each case that the tensors have none for. First the estimators in plain Python floats, then action distributions,
-networks, and a whole update, whose states are small tensors so that autograd can differentiate them.
+termination, for truncation and for the end of a sequence. First the estimators in plain Python floats, then action
+distributions, networks, and a whole update, whose states are small tensors so that autograd can differentiate them.
 """
 
 import itertools

@@ -564,7 +564,7 @@ def test_sampling_before_a_rollout_is_finished_is_an_error(
 ) -> None:
     buffer, _ = filled(Case(n_steps=3, n_events=n_events, resets=1))
     assert buffer.size() == 0
-    with pytest.raises(ValueError, match=r"once a rollout is finished, got an empty replay buffer"):
+    with pytest.raises(ValueError, match=r"must hold a finished rollout to be sampled, got an empty one"):
         take(buffer)
 
 

@@ -103,9 +103,9 @@ def test_a_process_of_torchrun_that_has_joined_a_group_keeps_it(monkeypatch: pyt
     monkeypatch.setattr(dist, "is_torchelastic_launched", lambda: True)
     monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: pytest.fail("there is a group"))
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert distributed.is_left_alone()
+    assert distributed.is_outside_group()
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
-    assert not distributed.is_left_alone()
+    assert not distributed.is_outside_group()
     with distributed.torchrun_group():
         pass
 

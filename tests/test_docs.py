@@ -1,5 +1,5 @@
 """
-What README.md and the pages of docs/ print is run: the Python snippets of a page one after another, as a reader does.
+All Python snippets of README.md and docs/ are run, those of a page one after another, as a reader does.
 
 A comment before a snippet shortens it for the test: ``<!-- shortened: 100_000 -> 500, "run" -> "walk" -->``. Everything
 else runs as printed.

@@ -27,7 +27,7 @@ if [int(number) for number in re.findall(r"\d+", ale_py.__version__)[:3]] < [0, 
     raise ImportError(f"{NEEDED} (here: {ale_py.__version__})")  # older versions cannot reset single games
 
 GAMES_OF_A_SEED = 100
-# What get_state copies, besides how the games got where they are.
+# What get_state copies, besides the seeds and actions that lead to the present states.
 _COPIED = ("lives", "observations", "_scores", "_revived", "_blanks")
 
 
@@ -251,9 +251,9 @@ class AtariVecEnv(VecEnv):
 
     def get_state(self) -> dict[str, Any]:
         """
-        The games under way, for :meth:`set_state` of an environment with the same arguments. Since ale-py does not give
-        access to the emulators, it is how they got there: the seeds, how many games were begun, and the actions of the
-        present ones. Between two steps only.
+        The games under way, for :meth:`set_state` of an environment with the same arguments. ale-py does not give
+        access to the emulators, so these are the seeds and actions that lead to the present states, and the number of
+        games begun. Between two steps only.
 
         :raises ValueError: if the games were not seeded, or have sticky actions
         """

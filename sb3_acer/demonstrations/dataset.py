@@ -25,14 +25,14 @@ from sb3_acer.vec_normalize import normalize_of_policy
 NEEDED = ("actions", "obs", "rewards", "episode_returns", "episode_starts")
 """arrays that demonstrations must have"""
 OF_TRAJECTORIES = ("episode_returns", "truncated", "final_obs", "final_action_masks")
-"""arrays of a row for each trajectory; others have one for each step"""
+"""arrays with one row for each trajectory; the others have one for each step"""
 
 SINGLE = ("rewards", "episode_returns", "episode_starts", "truncated")
 """arrays of one value in each row"""
 
 
 class Agent(Protocol):
-    """The part of ACER that this package uses; it cannot import ACER itself, which imports it."""
+    """The part of ACER that ``sb3_acer.demonstrations`` uses: importing ACER would be circular."""
 
     policy: ACERPolicy
     average_policy: ACERPolicy

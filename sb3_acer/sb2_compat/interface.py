@@ -154,7 +154,7 @@ class StableBaselinesInterface(ResumableAlgorithm):
         distributions: dict[str, Any] = {
             "rewards": update.batch.rewards,
             "advantages": update.advantage,
-            "action_probabilities": update.evaluation.stats.detach(),
+            "action_probabilities": update.evaluation.stats,
             "learning_rate": th.tensor(self.policy.optimizer.param_groups[0]["lr"]),
         }
         of_keys = spaces_by_key(self.observation_space)

@@ -380,10 +380,10 @@ class Experiment(ExperimentManager):
                 raise optuna.TrialPruned(str(error)) from error
             values.append(run.value() if run.evaluations else last)
             if number > 0:
-                trial.report(worth(values), len(runs[0].evaluations) + number)
+                trial.report(trial_value(values), len(runs[0].evaluations) + number)
                 if trial.should_prune():
                     raise optuna.TrialPruned
-        return worth(values)
+        return trial_value(values)
 
     def hyperparameters_optimization(self) -> None:
         create: Callable[..., optuna.Study] = create_study
@@ -470,7 +470,7 @@ class Experiment(ExperimentManager):
         print(f"Learning curve: {path}")
 
 
-def worth(values: Sequence[float]) -> float:
+def trial_value(values: Sequence[float]) -> float:
     """The value of a trial, from those of its runs: settings that fail now and then should not win."""
     return (np.mean(values).item() + min(values)) / 2
 

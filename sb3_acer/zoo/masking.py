@@ -57,7 +57,7 @@ class MaskedEvalCallback(EvalCallback):
 
 class Algorithms(dict[str, Any]):
     """
-    rl-zoo's algorithms. Agents that are loaded act with the masks of the environment that was made before.
+    rl-zoo's algorithms. Agents loaded from here act with the masks of the environment that was made last.
 
     :param algorithms: classes by names
     :param create_env: the zoo's ``create_test_env``, or another in its place
