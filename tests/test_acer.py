@@ -828,6 +828,8 @@ def test_load_and_set_env_take_the_id_of_an_environment_too(tmp_path: Path) -> N
     unknown = r"^env must be an environment, or the id of a registered one.*Nowhere-v0"
     with pytest.raises(ValueError, match=unknown):
         model.set_env("Nowhere-v0")
+    with pytest.raises(ValueError, match=r"env must be an environment of the agent's spaces, Box.*, got \(Box"):
+        model.set_env("Acrobot-v1")
     with pytest.raises(ValueError, match=unknown):
         ACER.load(tmp_path / "agent", "Nowhere-v0")
 
