@@ -44,7 +44,7 @@ def has_checkpoints(folder: Path) -> bool:
     :param folder: folder of checkpoints
     :return: whether there is one, whole or not
     """
-    return any(map(is_checkpoint, _all_checkpoints(folder)))
+    return bool(_all_checkpoints(folder))
 
 
 def find_checkpoint(folder: str | Path) -> Checkpoint | None:
@@ -57,7 +57,7 @@ def find_checkpoint(folder: str | Path) -> Checkpoint | None:
 
 def is_checkpoint(path: Path) -> bool:
     """
-    :return: whether this is the folder of one checkpoint, whole or not
+    :return: whether this is the folder of one checkpoint with its manifest, whole or not
     """
     return (path / _MANIFEST).exists()
 
@@ -70,7 +70,8 @@ def find_undamaged(folder: str | Path) -> Checkpoint | None:
     :raises ValueError: if all are damaged, or if another version of this package wrote the newest one
     """
     damaged: list[str] = []
-    for path in filter(is_checkpoint, reversed([Path(folder), *_all_checkpoints(Path(folder))])):
+    single = [Path(folder)] if is_checkpoint(Path(folder)) else []
+    for path in reversed([*single, *_all_checkpoints(Path(folder))]):
         manifest = _read_manifest(path)
         if manifest is None:
             damaged.append(str(path / _MANIFEST))
@@ -224,9 +225,9 @@ def new_checkpoint(folder: str | Path, manifest: dict[str, Any], keep: int | Non
 
 
 def _all_checkpoints(folder: Path) -> list[Path]:
-    """Whole or not, the oldest first."""
-    paths = folder.glob("checkpoint_*")
-    return sorted((path for path in paths if re.fullmatch(r"checkpoint_\d+_\d+_steps", path.name)), key=_number)
+    """Whole or not, the oldest first. A folder gets such a name with its manifest in it: one without has lost it."""
+    folders = filter(Path.is_dir, folder.glob("checkpoint_*"))
+    return sorted((path for path in folders if re.fullmatch(r"checkpoint_\d+_\d+_steps", path.name)), key=_number)
 
 
 def _checksum(path: Path) -> int:

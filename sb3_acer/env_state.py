@@ -5,7 +5,7 @@ The state of a wrapper or an environment that has ``get_state()`` and ``set_stat
 returns. That of any other consists of its attributes, pickled; among them ale-py's emulator is saved by its own state
 with its random numbers, and MuJoCo's ``MjData`` as a whole. Files, windows and functions stay those of the environment
 whose state is set. A method is saved together with its object, unless the object belongs to the process, as the global
-generators of ``random`` and NumPy do.
+generators of ``random`` and NumPy do. Classes and functions of the program itself are saved by their names.
 """
 
 import io
@@ -13,9 +13,11 @@ import os
 import pickle
 import random
 import signal
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import connection
+from operator import attrgetter
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
@@ -56,6 +58,16 @@ class EnvState(NamedTuple):
     """where the environments' state is from, or why it is not available"""
 
 
+class Log(NamedTuple):
+    """Monitor's file, which has rows of episodes that ended after a state."""
+
+    path: str
+    size: int
+    """bytes in the state"""
+    found: int
+    """bytes when the state was set"""
+
+
 class EnvStateError(Exception):
     """The state of an environment cannot be saved or restored."""
 
@@ -73,7 +85,24 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, EzPickle):
             raise EnvStateError(f"a pickled {type(value).__name__} has its arguments only")
+        if isinstance(value, (type, FunctionType)) and _is_of_program(value):
+            return _of_program, (value.__qualname__,)
         return super().reducer_override(value)
+
+
+def _is_of_program(value: Any) -> bool:
+    """
+    Whether this is a class or function of the main program that can be found by its name. cloudpickle would make
+    another one of it, whose members (of an Enum, say) are not those that the program compares with.
+    """
+    try:
+        return value.__module__ in ("__main__", "__mp_main__") and _of_program(value.__qualname__) is value
+    except AttributeError:  # of a function's local variables
+        return False
+
+
+def _of_program(qualified_name: str) -> Any:
+    return attrgetter(qualified_name)(sys.modules["__main__"])
 
 
 class _Unpickler(pickle.Unpickler):
@@ -104,10 +133,11 @@ def get_env_state(env: VecEnv) -> EnvState:
         return EnvState(_pickled([names, statistics], layers), env.num_envs, None, _reason(error))
 
 
-def set_env_state(env: VecEnv, state: EnvState) -> None:
+def set_env_state(env: VecEnv, state: EnvState) -> list[Log]:
     """
     :param env: a vectorised environment, made as the other one was
     :param state: what :func:`get_env_state` returned
+    :return: for :func:`cut_logs`, until which Monitor's files stay as they are
     :raises EnvStateError: if the environments' state cannot be set. They must be reset then. The wrappers' statistics
         are set even so.
     :raises ValueError: if one of the two is normalised by VecNormalize and the other is not, or in another way
@@ -137,9 +167,21 @@ def set_env_state(env: VecEnv, state: EnvState) -> None:
     if state.envs is None:
         raise EnvStateError(state.source)
     try:
-        _set_base_state(base, state.envs)
+        return _set_base_state(base, state.envs)
     except Exception as error:
         raise EnvStateError(_reason(error)) from error
+
+
+def cut_logs(env: VecEnv, logs: Sequence[Log]) -> None:
+    """
+    Before the first step from a state that was set: cut off Monitor's rows of later episodes, which are played again.
+    A file that has changed since the state was set stays as it is.
+
+    :param env: the environment
+    :param logs: what :func:`set_env_state` returned, of this environment and of others
+    """
+    if logs:
+        call_in_envs(_vec_layers(env)[-1], _cut_logs, logs)
 
 
 def _reason(error: Exception) -> str:
@@ -152,12 +194,15 @@ def dead_workers_named(env: VecEnv) -> Iterator[None]:
     If an environment's process has ended, end the other processes, so that the vectorised environment can be closed,
     and raise an error that names the environment. A process that raises an exception prints its traceback itself.
 
-    :raises RuntimeError: in place of the EOFError or ConnectionError that is all that is seen of it otherwise
+    :raises RuntimeError: in place of the EOFError or ConnectionError that is all that is seen of it otherwise; and if
+        it was raised before
     """
+    base = _vec_layers(env)[-1]
+    if hasattr(base, "processes") and base.closed:
+        raise RuntimeError("the environments' processes have ended: give the agent other environments by set_env")
     try:
         yield
     except (EOFError, ConnectionError) as error:
-        base = _vec_layers(env)[-1]
         sentinels = [process.sentinel for process in getattr(base, "processes", [])]
         ended = connection.wait(sentinels, timeout=60) if sentinels else []
         if not ended:
@@ -242,21 +287,23 @@ def _base_state(base: Any) -> tuple[Any, str]:
     return {"envs": states, "seeds": list(base._seeds), "options": list(base._options)}, " and ".join(sources)
 
 
-def _set_base_state(base: Any, state: Any) -> None:
+def _set_base_state(base: Any, state: Any) -> list[Log]:
     if _has_own_state(base):
         base.set_state(state)
-        return
+        return []
     if len(state["envs"]) == base.num_envs:
-        reasons = [
+        found = [
             call_in_envs(base, _set_layers, of_env, indices=index)[0] for index, of_env in enumerate(state["envs"])
         ]
     elif isinstance(base, DummyVecEnv):
-        reasons = [_set_layers(base.envs[0], state["envs"][0], *base.envs[1:])]
+        found = [_set_layers(base.envs[0], state["envs"][0], *base.envs[1:])]
     else:
-        reasons = ["the environments were in one process, and now each has its own"]
-    if any(reasons):
-        raise EnvStateError(next(filter(None, reasons)))
+        raise EnvStateError("the environments were in one process, and now each has its own")
+    for reason, _ in found:
+        if reason:
+            raise EnvStateError(reason)
     base._seeds, base._options = list(state["seeds"]), list(state["options"])
+    return [log for _, logs in found for log in logs]
 
 
 def _has_own_state(layer: Any) -> bool:
@@ -317,31 +364,37 @@ def _get_layers(*envs: Any) -> tuple[bytes | None, str]:
         return None, f"{_reason(error)} (environment {type(envs[0].unwrapped).__name__})"
 
 
-def _set_layers(env: Any, state: bytes, *others: Any) -> str:
+def _set_layers(env: Any, state: bytes, *others: Any) -> tuple[str, list[Log]]:
     """
     :param env: the first environment of those whose state it is
     :param state: what :func:`_get_layers` returned
     :param others: the other ones
-    :return: why the state cannot be set; empty if it is set
+    :return: why the state cannot be set, empty if it is set; and what :func:`cut_logs` has to cut
     """
     try:
         layers = [layer for each in (env, *others) for layer in _layers(each)]
         names, states, files = _unpickled(state, layers)
         if names != [type(layer).__qualname__ for layer in layers]:
-            return f"the environment was {' of '.join(names)}, and now it is another"
+            return f"the environment was {' of '.join(names)}, and now it is another", []
         for layer, saved in zip(layers, states, strict=True):
             if _has_own_state(layer):
                 layer.set_state(saved)
             else:
                 _set_attributes(layer, saved)
-        for layer, (path, size) in zip(layers, files, strict=True):
-            if path and path == _log_file(layer)[0] and os.path.getsize(path) > size:
-                handler = layer.results_writer.file_handler
-                handler.truncate(size)  # its last episodes are going to be played again
-                handler.seek(0, os.SEEK_END)  # unless it was opened to append, it keeps its position
-        return ""
+        present = [_log_file(layer) for layer in layers]
+        pairs = zip(files, present, strict=True)
+        return "", [Log(path, size, found) for (path, size), (own, found) in pairs if path == own and size < found]
     except Exception as error:
-        return _reason(error)
+        return _reason(error), []
+
+
+def _cut_logs(env: Any, logs: Sequence[Log]) -> None:
+    for layer in _layers(env):
+        for log in logs:
+            if (log.path, log.found) == _log_file(layer):
+                handler = layer.results_writer.file_handler
+                handler.truncate(log.size)
+                handler.seek(0, os.SEEK_END)  # unless it was opened to append, it keeps its position
 
 
 def _layers(env: Any) -> list[Any]:

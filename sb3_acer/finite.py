@@ -29,9 +29,10 @@ _WIDENED = frozenset(np.dtype(name) for name in ("float16", "int64", "uint64"))
 class FiniteVecEnv(VecEnvWrapper):
     """
     The environment as rollouts see it: the user's, VecNormalize included. It refuses NaN, infinite and far too large
-    values and categories that the observation space does not have, and restores VecNormalize's statistics if a step is
-    refused; it keeps final observations as they were before VecNormalize; and it knows whether something else has reset
-    the environment.
+    values, categories that the observation space does not have, rewards that a wrapper around VecNormalize has changed
+    and truncated episodes without their final observation, and restores VecNormalize's statistics if a step is refused;
+    it keeps final observations as they were before VecNormalize; and it knows whether something else has reset the
+    environment.
 
     :param venv: the environment
     :param count_steps: returns the number of steps taken before, of all environments together
@@ -62,9 +63,14 @@ class FiniteVecEnv(VecEnvWrapper):
             # First what VecNormalize got: its own rewards are NaN for all environments if one of them is.
             for values in (*([] if self._normalize is None else [self._normalize.old_reward]), rewards):
                 _require_finite("reward", np.asarray(values, np.float64), step)
+            self._require_raw_rewards(rewards)
             for env, final in self.finals.items():
                 _require_finite("observation", final, step, env)
                 self._require_categories(final, step, env)
+            for env in np.flatnonzero(dones).tolist():
+                has_final = env in self.finals or not infos[env].get("TimeLimit.truncated", False)
+                where = f"where an episode is truncated, as of environment {env} at step {step}"
+                require(has_final, "info", f"one with terminal_observation {where}", infos[env])
         return observations, rewards, dones, infos
 
     def mark_resets(self) -> None:
@@ -107,6 +113,16 @@ class FiniteVecEnv(VecEnvWrapper):
                 part, env = _first_wrong(part, wrong, env)
                 rule = f"of {spaces_by_key(self.observation_space)[key]}"
                 raise ValueError(_message("observation", key, rule, part, env, step))
+
+    def _require_raw_rewards(self, rewards: np.ndarray) -> None:
+        """
+        :param rewards: what a step returned
+        :raises ValueError: if a wrapper around VecNormalize has changed them, since what VecNormalize got is stored
+        """
+        normalize = self._normalize
+        if normalize is not None and normalize is not self.venv:
+            same = np.allclose(rewards, normalize.normalize_reward(normalize.old_reward))
+            require(same, "env", "an environment whose wrappers that change rewards are inside VecNormalize", self.venv)
 
     def require_unchanged(self, observations: Any) -> None:
         """

@@ -104,5 +104,6 @@ def step(env: gym.Env[Any, Any], action: Any) -> tuple[Any, Any, bool, bool, dic
     """An environment's own step, with the mask of a final observation. Named so since pickle finds it by name."""
     observation, reward, terminated, truncated, info = type(env).step(env, action)
     if truncated and not terminated:
-        info[FINAL_MASK] = env.get_wrapper_attr(EXPECTED_METHOD_NAME)()
+        # A copy, since the environment may fill the same array again when it is reset.
+        info[FINAL_MASK] = np.array(env.get_wrapper_attr(EXPECTED_METHOD_NAME)())
     return observation, reward, terminated, truncated, info

@@ -31,7 +31,7 @@ from sb3_acer.checkpoint import (
 )
 from sb3_acer.checks import check_boolean, check_integer, require, warn
 from sb3_acer.data_parallel import DataParallelAlgorithm, generators_of_rank
-from sb3_acer.env_state import EnvStateError, get_env_state, set_env_state
+from sb3_acer.env_state import EnvStateError, Log, cut_logs, get_env_state, set_env_state
 from sb3_acer.storage import named, opened, read_state, replacing, write_state
 
 _AGENT, _BUFFER, _TRAINING = "agent.zip", "replay_buffer.npz", "training.npz"
@@ -59,6 +59,8 @@ class ResumableAlgorithm(DataParallelAlgorithm):
     """id of the run, which all of its checkpoints have"""
     _resumed: dict[str, Any] | None = None
     """what has to be restored when training continues; None if none is to be continued"""
+    _logs_to_cut: Sequence[Log] = ()
+    """Monitor's files with rows of steps that are made again when training continues"""
     _continues = False
     """whether the present call of learn continues the one that was saved"""
     _n_rollouts = 0
@@ -76,7 +78,7 @@ class ResumableAlgorithm(DataParallelAlgorithm):
     """hashes of the callbacks' attributes when that call began; those that have changed since are counters"""
 
     def _excluded_save_params(self) -> list[str]:
-        own = ("_resumed", "_continues", "_checkpoints", "_next_checkpoint", *_OF_LEARN)
+        own = ("_resumed", "_logs_to_cut", "_continues", "_checkpoints", "_next_checkpoint", *_OF_LEARN)
         return [*super()._excluded_save_params(), *own]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -293,6 +295,12 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         found = distributed.on_all_ranks(lambda: find_undamaged(folder) if distributed.rank() == 0 else None)[0]
         if self._resumed is not None:
             distributed.on_all_ranks(lambda: require_same_run(folder, self._run))
+            is_newest = found is None or found.manifest["num_timesteps"] <= self.num_timesteps
+            rule = (
+                f"a folder without later checkpoints than the one that was loaded, of step {self.num_timesteps}: load "
+                "the newest one, or give another folder"
+            )
+            require(is_newest, "checkpoint", rule, found and str(found.path))
         elif found is not None:
             self._take_over(found, start)
         return found
@@ -360,6 +368,10 @@ class ResumableAlgorithm(DataParallelAlgorithm):
     def collect_rollouts(self, env: VecEnv, callback: BaseCallback, *args: Any, **kwargs: Any) -> RolloutReturn:
         """Collect a rollout. Before it, all of training's state is that between two steps."""
         self._restore_process()
+        if self._logs_to_cut:
+            for each in (env, *self._callback_envs()):
+                cut_logs(each, self._logs_to_cut)
+            self._logs_to_cut = ()
         if self._checkpoints is not None and self.num_timesteps >= self._next_checkpoint:
             self.save_checkpoint(self._checkpoints.folder, self._checkpoints.keep)
             self._plan_checkpoint(self._checkpoints.freq)
@@ -455,9 +467,10 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         """Give the environments the state that they had at a checkpoint which has been loaded."""
         assert self.env is not None
         assert self._resumed is not None
+        self._logs_to_cut = ()
         with named(found.path):
             try:
-                set_env_state(self.env, self._resumed.pop("env"))
+                self._logs_to_cut = set_env_state(self.env, self._resumed.pop("env"))
             except EnvStateError as error:
                 warn(f"the environments begin new episodes, since their state is not known: {error}")
                 self._last_obs = None  # learn resets the environments
@@ -483,7 +496,7 @@ class ResumableAlgorithm(DataParallelAlgorithm):
                     vars(callback)[name] = put_back(vars(callback).get(name), pickle.loads(value))
         for env, state in zip(self._callback_envs(), resumed["callback_envs"], strict=False):
             try:
-                set_env_state(env, state)
+                self._logs_to_cut = [*self._logs_to_cut, *set_env_state(env, state)]
             except (EnvStateError, ValueError) as error:
                 warn(f"a callback's environment begins new episodes: {error}")
         for name, values in resumed["logger"].items():

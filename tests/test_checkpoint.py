@@ -81,21 +81,24 @@ def test_a_checkpoint_that_is_not_whole_is_passed_over(damage: str, tmp_path: Pa
     assert names(tmp_path) == ["checkpoint_2_20_steps", "checkpoint_4_40_steps"]  # what is damaged is not deleted
 
 
-@pytest.mark.parametrize("damage", ["half a manifest", "a missing file", "half a file", "a file that cannot be read"])
+@pytest.mark.parametrize(
+    "damage", ["no manifest", "half a manifest", "a missing file", "half a file", "a file that cannot be read"]
+)
 def test_a_folder_of_damaged_checkpoints_is_not_taken_for_an_empty_one(damage: str, tmp_path: Path) -> None:
     write(tmp_path, 10)
     path = tmp_path / "checkpoint_1_10_steps"
-    changed = path / ("manifest.json" if damage == "half a manifest" else "first")
+    changed = path / ("manifest.json" if "manifest" in damage else "first")
     content = changed.read_bytes()
     changed.unlink()
     if damage == "a file that cannot be read":
         changed.mkdir()
-    elif damage != "a missing file":
+    elif damage.startswith("half"):
         changed.write_bytes(content[: len(content) // 2])
-    for folder in (tmp_path, path):
+    assert checkpoint.has_checkpoints(tmp_path)
+    for folder in (tmp_path,) if damage == "no manifest" else (tmp_path, path):
         with pytest.raises(ValueError, match=f"{changed} could not be loaded: it has changed since it was written"):
             checkpoint.find_undamaged(folder)
-    if damage != "half a manifest":
+    if "manifest" not in damage:
         with pytest.raises(ValueError, match="for one run alone"):
             write(tmp_path, 20, run="b")
     assert names(tmp_path) == [path.name]

@@ -5,6 +5,8 @@ import math
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -21,7 +23,7 @@ from stable_baselines3.common.envs import SimpleMultiObsEnv
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecFrameStack, VecMonitor, VecNormalize
 
 from sb3_acer import ACER
-from sb3_acer.env_state import EnvStateError, get_env_state, set_env_state
+from sb3_acer.env_state import EnvStateError, cut_logs, get_env_state, set_env_state
 from tests.helpers import Recall, Recorder
 
 FORKED: dict[str, Any] = {"vec_env_cls": SubprocVecEnv, "vec_env_kwargs": {"start_method": "fork"}}
@@ -202,16 +204,69 @@ def test_a_monitors_file_is_cut_only_where_it_is_the_same_and_has_more_than_the_
     state, known = get_env_state(first), contents("first")
     played(first, 60, 0)
     played(other, 30, 0)
-    of_other = contents("other")
-    set_env_state(other, state)
+    of_first, of_other = contents("first"), contents("other")
+    cut_logs(other, set_env_state(other, state))
     assert contents("other") == of_other
-    set_env_state(first, state)
+    logs = set_env_state(first, state)
+    assert contents("first") == of_first  # until training goes on from there
+    cut_logs(other, logs)
+    assert (contents("first"), contents("other")) == (of_first, of_other)
+    cut_logs(first, logs)
     assert contents("first") == known
+    replayed = played(first, 60, 0)
+    assert contents("first").count(b"\n") == of_first.count(b"\n")
+    logs = set_env_state(first, state)
+    require_same(played(first, 60, 0), replayed)  # by an evaluation, say
+    longer = contents("first")
+    cut_logs(first, logs)
+    assert contents("first") == longer
     first.close()
     again = monitored("first")  # which begins the file anew
     begun = contents("first")
-    set_env_state(again, state)
+    cut_logs(again, set_env_state(again, state))
     assert contents("first") == begun
+
+
+PROGRAM = """
+import enum, pickle, sys
+from dataclasses import dataclass
+from stable_baselines3.common.vec_env import DummyVecEnv
+from sb3_acer.env_state import get_env_state, set_env_state
+from tests.helpers import Recorder
+
+class Phase(enum.Enum):
+    FIRST = 1
+
+@dataclass
+class Card:
+    number: int
+
+def double(number):
+    return 2 * number
+
+env = DummyVecEnv([Recorder])
+game = env.envs[0]
+if sys.argv[2] == "save":
+    local = lambda number: 3 * number
+    game.phase, game.hand, game.functions = Phase.FIRST, [Card(1)], [double, local]
+    with open(sys.argv[1], "wb") as file:
+        pickle.dump(get_env_state(env), file)
+else:
+    with open(sys.argv[1], "rb") as file:
+        set_env_state(env, pickle.load(file))
+    assert game.phase is Phase.FIRST
+    assert Card(1) in game.hand
+    assert game.functions[0] is double
+    assert game.functions[1](2) == 6
+"""
+
+
+def test_classes_and_functions_of_the_program_are_the_same_ones_when_it_is_started_again(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    root = str(Path(__file__).parents[1])
+    for task in ("save", "load"):
+        command = [sys.executable, str(tmp_path / "program.py"), str(tmp_path / "state"), task]
+        subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": root})
 
 
 class Mortal(Recorder):
@@ -253,6 +308,9 @@ def test_a_process_that_ended_is_named_and_the_environment_can_be_closed(
     assert all(not process.is_alive() for process in env.processes)
     env.close()
     assert model.replay_buffer.step == 29 - 24  # the steps until then are there, and can be saved
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"^the environments' processes have ended: .* by set_env$"):
+            model.learn(1000)
     model.save(tmp_path / "agent")
     model.save_checkpoint(tmp_path / "checkpoints", with_env=False)
     assert ("LookupError: the simulator is gone" in capfd.readouterr().err) == (signum is None)

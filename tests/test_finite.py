@@ -270,6 +270,10 @@ def test_programs_find_the_environment_as_the_user_made_it() -> None:
         assert not isinstance(env, FiniteVecEnv)
 
 
+def small(env: VecEnv) -> ACER:
+    return ACER("MlpPolicy", env, n_steps=5, device="cpu")
+
+
 class Negates(VecEnvWrapper):
     def reset(self) -> Any:
         return -np.asarray(self.venv.reset())
@@ -282,12 +286,57 @@ class Negates(VecEnvWrapper):
 @pytest.mark.parametrize("norm_obs", [True, False])
 def test_observations_that_are_changed_after_vec_normalize_are_refused(norm_obs: bool) -> None:
     env = DummyVecEnv([Spoiled])
-    agent = ACER("MlpPolicy", Negates(VecNormalize(env, norm_obs=norm_obs)), n_steps=5, device="cpu")
+    agent = small(Negates(VecNormalize(env, norm_obs=norm_obs)))
     with pytest.raises(ValueError, match=r"env must be .* wrappers that change observations are inside VecNormalize"):
         agent.learn(10)
     assert agent.replay_buffer.size() == 0
     agent.set_env(VecNormalize(Negates(env), norm_obs=norm_obs))
     assert agent.learn(10).replay_buffer.size() == 10
+
+
+@pytest.mark.parametrize("norm_reward", [False, True])
+def test_rewards_that_are_changed_after_vec_normalize_are_refused(norm_reward: bool) -> None:
+    class Shaped(VecEnvWrapper):
+        def reset(self) -> Any:
+            return self.venv.reset()
+
+        def step_wait(self) -> Any:
+            observations, rewards, dones, infos = self.venv.step_wait()
+            return observations, rewards - (self.n_steps == 3), dones, infos
+
+        def step_async(self, actions: np.ndarray) -> None:
+            self.n_steps = getattr(self, "n_steps", 0) + 1
+            self.venv.step_async(actions)
+
+    inside = DummyVecEnv([Spoiled] * N_ENVS)
+    model = small(Shaped(VecNormalize(inside, norm_reward=norm_reward)))
+    with pytest.raises(ValueError, match=r"^env must be .* that change rewards are inside VecNormalize, got <"):
+        model.learn(60)
+    assert model.replay_buffer.size() + model.replay_buffer.step == 2
+    small(VecNormalize(Shaped(inside), norm_reward=norm_reward)).learn(60)
+
+
+@pytest.mark.parametrize("truncated", [False, True])
+def test_a_truncated_episode_needs_its_final_observation(truncated: bool) -> None:
+    class Without(VecEnvWrapper):
+        def reset(self) -> Any:
+            return self.venv.reset()
+
+        def step_wait(self) -> Any:
+            observations, rewards, dones, infos = self.venv.step_wait()
+            for info in infos:
+                if info.pop("terminal_observation", None) is not None:
+                    info["TimeLimit.truncated"] = truncated
+            return observations, rewards, dones, infos
+
+    model = small(Without(DummyVecEnv([Spoiled] * N_ENVS)))
+    if not truncated:  # the value of a terminal state is 0
+        model.learn(60)
+        return
+    rule = r"^info must be one with terminal_observation where an episode is truncated, .* 0 at step 21, got {"
+    with pytest.raises(ValueError, match=rule):
+        model.learn(60)
+    assert model.replay_buffer.size() + model.replay_buffer.step == LENGTH - 1
 
 
 def test_a_step_that_a_program_has_replaced_stays_replaced() -> None:

@@ -454,6 +454,21 @@ def test_masks_of_environments_in_other_processes() -> None:
     assert th.equal(batch.masks, every_sequence(in_this_process).masks)  # type: ignore[arg-type]
 
 
+def test_an_environment_may_fill_one_array_with_its_masks() -> None:
+    class Fills(Doors):
+        masks = np.zeros(5, bool)
+
+        def _look(self) -> Any:
+            self.masks[:] = self.table[self.state]
+            return super()._look()
+
+        def action_masks(self) -> Any:
+            return self.masks
+
+    agent = make_agent(doors(1, Fills)).learn(150)
+    assert_masks_are_those_of_the_states(agent, Doors().table)
+
+
 def test_masks_by_contribs_wrapper_also_of_an_environment_that_is_wrapped_itself() -> None:
     class Shut(gym.Wrapper[Any, Any, Any, Any]):
         """Has no masks itself."""

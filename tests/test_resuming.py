@@ -38,6 +38,10 @@ SMALL |= {"device": "cpu", "seed": 3}
 LSTM: dict[str, Any] = {"policy": "MlpLstmPolicy", "policy_kwargs": {"lstm_hidden_size": 8}, "burn_in": 2}
 
 
+APPENDING = {"override_existing": False}
+"""Monitor's arguments"""
+
+
 class Rows(KVWriter):
     """Keeps what is logged, without times."""
 
@@ -227,6 +231,47 @@ def test_a_finished_run_is_not_trained_again_and_can_be_extended(tmp_path: Path)
     assert find_checkpoint(tmp_path) == path
     require_same(dict(flat(again.get_parameters())), dict(flat(first.get_parameters())))
     assert make_model().learn(400, checkpoint=tmp_path).num_timesteps == 400
+
+
+def test_later_checkpoints_than_the_one_that_was_loaded_are_not_lost(tmp_path: Path) -> None:
+    make_model().learn(96, checkpoint=tmp_path, checkpoint_freq=48)
+    early, late = sorted(path.name for path in tmp_path.glob("checkpoint_*"))
+    models = [make_model(tmp_path / early), make_model(tmp_path)]
+    make_model().learn(160, checkpoint=tmp_path, checkpoint_freq=32, checkpoint_keep=5)  # by another program
+    kept = sorted(path.name for path in tmp_path.glob("checkpoint_*"))
+    for model, step in zip(models, (48, 96), strict=True):
+        rule = rf"checkpoint must be .* later checkpoints .* of step {step}: .*, got '{tmp_path}.*_160_steps'"
+        with pytest.raises(ValueError, match=rule):
+            model.learn(160, checkpoint=tmp_path, checkpoint_keep=1)
+        assert sorted(path.name for path in tmp_path.glob("checkpoint_*")) == kept
+    models[0].learn(160, checkpoint=tmp_path / "another")
+    assert {early, late} < set(kept)
+
+
+@pytest.mark.parametrize("n_kills", [0, 1, 2])
+def test_monitors_file_has_each_episode_once_and_loading_alone_does_not_change_it(n_kills: int, tmp_path: Path) -> None:
+    def program(name: str, kill_at: int | None = None) -> None:
+        folder = tmp_path / name
+        env = make_vec_env(Recorder, 2, seed=1, monitor_dir=str(folder / "monitor"), monitor_kwargs=APPENDING)
+        model = ACER("MlpPolicy", env, **SMALL)
+        model.learn(160, checkpoint=folder / "first", checkpoint_freq=48)
+        callback = None if kill_at is None else KillAt(kill_at)
+        model.learn(160, callback, reset_num_timesteps=False, checkpoint=folder / "second", checkpoint_freq=48)
+
+    def episodes(name: str) -> list[list[str]]:
+        files = sorted((tmp_path / name / "monitor").iterdir())
+        return [[line.rpartition(",")[0] for line in path.read_text().splitlines()[1:]] for path in files]
+
+    program("whole")
+    for kill_at in (170, 290)[:n_kills]:  # before and after the second call's first checkpoint
+        with pytest.raises(Killed):
+            program("parts", kill_at)
+        before = episodes("parts")
+        env = make_vec_env(Recorder, 2, monitor_dir=str(tmp_path / "parts" / "monitor"), monitor_kwargs=APPENDING)
+        ACER.load_checkpoint(tmp_path / "parts" / "first", env, device="cpu")
+        assert episodes("parts") == before
+    program("parts")
+    assert episodes("parts") == episodes("whole")
 
 
 def test_a_checkpoint_of_a_checkpoint_is_the_same(tmp_path: Path) -> None:
@@ -437,8 +482,7 @@ def test_learn_keeps_as_many_checkpoints_as_it_is_told(tmp_path: Path) -> None:
 
     model = make_model().learn(96, checkpoint=tmp_path, checkpoint_freq=16, checkpoint_keep=4)
     assert n_kept() == 4
-    oldest = min(tmp_path.glob("checkpoint_*"), key=lambda path: int(path.name.split("_")[1]))
-    make_model(oldest).learn(128, checkpoint=tmp_path)  # which does not say it again
+    make_model(tmp_path).learn(128, checkpoint=tmp_path)  # which does not say it again
     model.save_checkpoint(tmp_path)
     assert n_kept() == 4
     model.save_checkpoint(tmp_path, keep=1)
