@@ -2958,3 +2958,67 @@ def test_predictions_have_no_dropout_where_a_part_of_the_policy_alone_is_in_trai
     one, *others = (model.action_probability(np.ones(2, np.float32)) for _ in range(5))
     for other in others:
         np.testing.assert_array_equal(other, one)
+
+
+def test_an_agent_with_vec_normalize_is_copied() -> None:
+    agent = small(VecNormalize(make_vec_env("CartPole-v1", 1))).learn(10)
+    rows = np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)
+    ours, theirs = (each.predict(rows, deterministic=True)[0] for each in (agent, deepcopy(agent)))
+    np.testing.assert_array_equal(ours, theirs)
+
+
+def test_the_metrics_of_the_last_rollout_are_logged_though_it_is_none_of_the_interval() -> None:
+    rows = logged(5 * 12, log_interval=5)
+    assert steps_of(rows) == [25, 50, 60]
+    assert all("train/q_loss" in row for row in rows)
+
+
+def test_the_final_observation_of_an_earlier_episode_is_none_of_a_step_within_one() -> None:
+    class SameInfo(Recorder):
+        """Returns the same dict at each step: DummyVecEnv's terminal_observation stays in it."""
+
+        def step(self, action: Any) -> Any:
+            self.told: dict[str, Any] = getattr(self, "told", {})
+            *rest, info = super().step(action)
+            self.told.update(info)
+            return *rest, self.told
+
+    env = DummyVecEnv([lambda: SameInfo(length=3), lambda: SameInfo(length=4)])
+    observations = th.as_tensor(small(env, n_steps=4).learn(8).replay_buffer.latest().observations)
+    assert observations[-1, 0].tolist() == [1, 4]
+
+
+def test_steps_from_outside_that_end_an_episode_of_one_environment_are_followed_by_a_reset() -> None:
+    env = DummyVecEnv([lambda: Recorder(length=3), lambda: Recorder(length=50)])
+    agent = small(env, n_steps=2).learn(4)
+    for _ in range(2):
+        env.step(np.zeros(2, int))
+    agent.learn(4, reset_num_timesteps=False)
+    assert (np.asarray(agent._last_obs)[:, 0] == 2).all()
+
+
+def test_a_seed_of_0_that_is_given_to_load_begins_the_draws_anew(tmp_path: Path) -> None:
+    small(seed=5).learn(20).save(tmp_path / "agent")
+    loaded = ACER.load(tmp_path / "agent", device="cpu", seed=0)
+    assert [rng.random() for rng in loaded._rngs] == [rng.random() for rng in small(seed=0)._rngs]
+
+
+def test_parameters_that_are_refused_halfway_change_nothing() -> None:
+    agent = small(seed=0)
+    before = agent.get_parameters()
+    given = {**small(seed=1).get_parameters(), "policy.optimizer": {"state": {}, "param_groups": []}}
+    with pytest.raises(ValueError, match="load_path_or_dict must fit the agent"):
+        agent.set_parameters(given)
+    for part in ("policy", "average_policy"):
+        for name, value in agent.get_parameters()[part].items():
+            assert th.equal(value, before[part][name]), name
+
+
+def test_the_number_of_replays_does_not_depend_on_what_is_replayed() -> None:
+    def numbers(batch_size: int) -> list[int]:
+        found: list[int] = []
+        agent = small(batch_size=batch_size, replay_start=5, seed=0)
+        agent.learn(100, lambda *_: found.append(agent._n_replays))
+        return found
+
+    assert numbers(1) == numbers(3)

@@ -347,3 +347,13 @@ def test_a_folder_is_of_one_run_though_its_newest_checkpoint_does_not_say_so(tmp
     (tmp_path / "checkpoint_2_20_steps" / "manifest.json").write_text("{")
     with pytest.raises(ValueError, match="where checkpoint_1_10_steps is of another one"):
         write(tmp_path, 30, run="b")
+
+
+def test_a_checkpoint_that_does_not_say_its_run_is_of_another_one(tmp_path: Path) -> None:
+    write(tmp_path, 10)
+    path = tmp_path / "checkpoint_1_10_steps" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    del manifest["run"]
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match="where checkpoint_1_10_steps is of another one"):
+        write(tmp_path, 20)

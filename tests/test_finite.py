@@ -351,3 +351,29 @@ def test_a_step_that_a_program_has_replaced_stays_replaced() -> None:
     ACER("MlpPolicy", VecNormalize(env), n_steps=5, device="cpu").learn(20)
     assert len(n_steps) == 20
     assert env.step_wait is counted
+
+
+def test_one_part_of_an_observation_that_is_changed_after_vec_normalize_is_enough() -> None:
+    class NegatesOne(VecEnvWrapper):
+        def reset(self) -> Any:
+            return self.changed(self.venv.reset())
+
+        def step_wait(self) -> Any:
+            observations, *others = self.venv.step_wait()
+            return self.changed(observations), *others
+
+        def changed(self, observations: Any) -> Any:
+            return {**observations, "a": -observations["a"]}
+
+    env = NegatesOne(VecNormalize(DummyVecEnv([lambda: Spoiled(as_dict=True)]), training=False))
+    agent = ACER("MultiInputPolicy", env, n_steps=5, device="cpu")
+    with pytest.raises(ValueError, match="wrappers that change observations are inside VecNormalize"):
+        agent.learn(10)
+
+
+def test_of_several_environments_with_bad_values_the_first_is_named() -> None:
+    env = DummyVecEnv([Spoiled] * 3)
+    for index in (1, 2):
+        env.envs[index].unwrapped.spoil = {"what": "reward", "at": 2, "value": np.nan}
+    with pytest.raises(ValueError, match="reward must be finite, got nan from environment 1"):
+        small(env).learn(30)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import gymnasium as gym
@@ -1007,3 +1008,15 @@ def test_contribs_callback_evaluates_with_masks(tmp_path: Path) -> None:
     agent.learn(90, callback)  # an invalid action would be an error
     assert np.load(tmp_path / "evaluations.npz")["results"].shape == (3, 4)
     assert get_action_masks(doors(2)).shape == (2, 5)
+
+
+def test_a_method_that_a_program_has_put_in_the_place_of_step_is_used() -> None:
+    env, taken = Doors(), []
+
+    def step(self: Doors, action: Any) -> Any:
+        taken.append(action)
+        return Doors.step(self, action)
+
+    env.step = MethodType(step, env)  # type: ignore[method-assign]
+    make_agent(DummyVecEnv([lambda: env])).learn(12)
+    assert len(taken) == 12

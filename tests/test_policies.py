@@ -1273,3 +1273,11 @@ def test_other_impossible_arguments_are_refused_by_name(arguments: dict[str, Any
 def test_complex_observations_are_refused() -> None:
     with pytest.raises(ValueError, match="observation must be finite in float32, got"):
         make().predict(np.full(3, 1j))
+
+
+def test_the_cnn_gets_images_divided_by_255() -> None:
+    seen: list[th.Tensor] = []
+    policy = CnnPolicy(IMAGE, DISCRETE, constant, use_bfloat16=False)
+    policy.features_extractor.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    policy.step(th.full((1, *IMAGE.shape), 204, dtype=th.uint8), th.zeros(1, 0))
+    assert seen[0].unique().tolist() == pytest.approx([0.8])

@@ -1233,3 +1233,28 @@ def test_containers_of_callbacks_stay_the_same_objects(kind: Any) -> None:
     present, saved = kind([1, 2]), kind([3])
     assert put_back(present, saved) is present
     assert present == saved
+
+
+def test_an_agent_whose_loaded_checkpoint_is_saved_again_goes_on(tmp_path: Path) -> None:
+    make_model().learn(200, checkpoint=tmp_path / "first")
+    saved_again = make_model(tmp_path / "first")
+    saved_again.save_checkpoint(tmp_path / "second")
+    ours, theirs = (state_of(agent.learn(400)) for agent in (saved_again, make_model(tmp_path / "first")))
+    require_same(ours, theirs)
+
+
+def test_a_mean_in_the_log_is_over_the_steps_before_the_interruption_too(tmp_path: Path) -> None:
+    class Means(BaseCallback):
+        def _on_step(self) -> bool:
+            self.logger.record_mean("rollout/own", float(self.num_timesteps))
+            return True
+
+    whole, parts = Rows(), Rows()
+    learnt(plain("CartPole-v1"), {}, whole, Means())
+    with pytest.raises(Killed):
+        learnt(plain("CartPole-v1"), {}, parts, Means(), KillAt(193), folder=tmp_path)
+    learnt(plain("CartPole-v1"), {}, parts, Means(), folder=tmp_path)
+    means = [
+        {step: row["rollout/own"] for step, row in each.rows.items() if "rollout/own" in row} for each in (parts, whole)
+    ]
+    assert means[0] == pytest.approx(means[1])

@@ -7,6 +7,7 @@ import os
 import pickle
 import resource
 import signal
+import struct
 import sys
 import tempfile
 import warnings
@@ -587,3 +588,12 @@ def test_an_error_without_a_message_has_its_name() -> None:
         raise EOFError
     with pytest.raises(ValueError, match=r"^the open file could not be loaded: EOFError"), named(io.BytesIO()):
         raise EOFError
+
+
+def test_members_larger_than_the_file_are_refused_before_they_are_read() -> None:
+    members = {"header.npy": npy(header({"format": FORMAT, "state": {"dict": {}}})), "0.npy": npy(np.ones(3))}
+    content = bytearray(zipped(members, zipfile.ZIP_STORED))
+    place = content.rfind(b"PK\x01\x02")
+    content[place + 24 : place + 28] = struct.pack("<I", 2**31)  # the last member's size in the directory
+    with pytest.raises(ValueError, match="no larger than the file"):
+        read_state(io.BytesIO(bytes(content)), "the diary")

@@ -8,6 +8,7 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import ale_py
 import ale_py.roms
@@ -570,3 +571,27 @@ def test_games_are_made_with_the_given_seed() -> None:
     env = make_atari_vec_env("pong", 2, seed=3)
     env.reset()
     assert env._game_seeds.tolist() == [3, 4]
+
+
+def test_lost_points_are_rewards_of_minus_one() -> None:
+    env = make_atari_vec_env("PongNoFrameskip-v4", 2)
+    env.reset()
+    rewards = np.concatenate([step[1] for step in random_steps(env, 150)])
+    assert set(rewards.tolist()) >= {-1.0, 0.0}
+
+
+def test_games_without_seeds_stay_without() -> None:
+    env = AtariVecEnv("MsPacmanNoFrameskip-v4", 2, max_frames=40)
+    env.reset()
+    with patch.object(vec_env, "GAMES_OF_A_SEED", 2):
+        for _ in random_steps(env, 60):
+            pass
+    assert (env._n_games > 2).all()
+    assert (env._game_seeds == -1).all()
+
+
+def test_the_lives_of_a_new_game_are_seen_at_once() -> None:
+    env = AtariVecEnv("MsPacmanNoFrameskip-v4", 1, max_frames=40, noop_max=0)
+    env.reset()
+    assert env.get_attr("lives") == [3] == [env.reset_infos[0]["lives"]]
+    assert any("episode" in infos[0] and env.get_attr("lives") == [3] for *_, infos in random_steps(env, 20))

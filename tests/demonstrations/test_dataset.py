@@ -377,3 +377,11 @@ def test_the_global_seed_settles_parts_and_orders() -> None:
         dataset = quiet(old_arrays((60, 40)))
         epochs.append([np.concatenate(list(dataset.batches("train")), 1) for _ in range(2)])
     np.testing.assert_array_equal(epochs[0], epochs[1])
+
+
+def test_a_trajectory_longer_than_the_time_limit_ends_in_a_terminal_state() -> None:
+    model = an_agent(Recorder(), n_steps=9)
+    quiet(old_arrays((5, 2, 3))).to_replay_buffer(model, time_limit=3)
+    rows = replayed(model)
+    assert {step for step, row in rows.items() if row[2]} == {4, 6}
+    assert set(rows) == set(range(9))

@@ -359,3 +359,25 @@ def test_images_that_are_named_by_a_path_from_the_working_directory_are_found(
     model = an_agent(DummyVecEnv([lambda: env]), "CnnPolicy", policy_kwargs={})
     dataset = ExpertDataset(save(tmp_path / "there" / "old.npz", old), verbose=0)
     assert dataset.observations_for(model, np.arange(5)).shape == (5, 1, 40, 36)
+
+
+def test_rewards_and_observations_are_recorded_as_they_were_whatever_the_statistics() -> None:
+    env = VecNormalize(make_vec_env(lambda: Recorder(length=4), 1))
+    env.ret_rms.var, env.obs_rms.mean, env.obs_rms.var = np.array(25.0), np.full(2, 3.0), np.full(2, 4.0)
+    arrays = generate_expert_traj(an_agent(env), n_episodes=2)
+    np.testing.assert_array_equal(arrays["rewards"], np.arange(1, 9))
+    np.testing.assert_array_equal(arrays["obs"][:, 1], np.arange(8))
+    np.testing.assert_array_equal(arrays["final_obs"], [(4, 4), (4, 8)])
+
+
+def test_an_image_beside_the_file_comes_before_one_of_that_name_in_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = Shows(spaces.Box(0, 255, (40, 36, 1), np.uint8))
+    for name in ("mine", "other"):
+        generate_expert_traj(lambda image: 0, tmp_path / name / "expert", env, n_episodes=1)
+    model = an_agent(DummyVecEnv([lambda: env]), "CnnPolicy", policy_kwargs={})
+    dataset = ExpertDataset(tmp_path / "mine" / "expert.npz", verbose=0)
+    expected = dataset.observations_for(model, np.arange(5))
+    monkeypatch.chdir(tmp_path / "other")
+    np.testing.assert_array_equal(dataset.observations_for(model, np.arange(5)), expected)

@@ -476,3 +476,13 @@ def test_a_file_computes_features_of_images_in_float32() -> None:
     with th.no_grad():
         expected = model.policy.step(images, th.zeros(8, 0))[0]
         np.testing.assert_allclose(network(images)[1], expected, rtol=1e-6)
+
+
+def test_a_file_takes_the_environments_numbers_in_their_own_type(tmp_path: Path) -> None:
+    own = spaces.Box(0, 20_000, (4,), np.int64)
+    model, normalize = agent(actions=spaces.Discrete(3)), normalized(own)
+    given = 10_000 + np.random.default_rng(1).integers(-3, 3, size=(50, 4))
+    stats, _ = statistics(model, normalize.normalize_obs(given))
+    export_onnx(model, tmp_path / "agent.onnx", normalize)
+    found = run(tmp_path / "agent.onnx", observation=given)["statistics"]
+    np.testing.assert_allclose(found, stats, rtol=1e-5, atol=1e-5)

@@ -6,11 +6,13 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import gymnasium as gym
 import numpy as np
 import pytest
 from matplotlib import pyplot as plt
+from PIL import Image
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb3_acer.zoo import display
@@ -287,4 +289,25 @@ def test_a_video_of_an_environment_without_a_speed_has_30_frames_a_second(
     film = display.Film(env, tmp_path)
     film.frames = [np.zeros((8, 8, 3), np.uint8)]
     film.close()
+    assert written == [30]
+
+
+def test_a_gif_begins_again(tmp_path: Path) -> None:
+    frames = [np.full((8, 8, 3), 20 * step, dtype=np.uint8) for step in range(5)]
+    with patch.dict(sys.modules, moviepy=None):
+        path = display.write_film(frames, 50, tmp_path / "film")
+    with Image.open(path) as film:
+        assert film.info["loop"] == 0
+
+
+def test_an_environment_that_does_not_know_its_speed_is_filmed_at_30_frames_a_second(tmp_path: Path) -> None:
+    env = DummyVecEnv([lambda: gym.make("CartPole-v1", render_mode="rgb_array")])
+    written: list[int] = []
+    with (
+        patch.object(display, "write_film", lambda frames, fps, path: written.append(fps)),
+        patch.object(env, "get_attr", lambda *_: [{"render_fps": None}]),
+    ):
+        film = display.Film(env, tmp_path)
+        film.frames = [np.zeros((8, 8, 3), np.uint8)]
+        film.close()
     assert written == [30]
