@@ -232,9 +232,8 @@ class FlatParameters:
             return
         for vector, group in zip(self.vectors, self._groups, strict=True):
             for parameter, view in zip(group, self._split(vector.data, group), strict=True):
-                if parameter.data_ptr() != view.data_ptr():
-                    view.copy_(parameter.data)
-                    parameter.data = view
+                view.copy_(parameter.data)
+                parameter.data = view
 
     def _collect_gradients(self) -> None:
         """Copy gradients that have been replaced, by a hook for example, into the vectors'."""

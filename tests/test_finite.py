@@ -373,7 +373,6 @@ def test_one_part_of_an_observation_that_is_changed_after_vec_normalize_is_enoug
 
 def test_of_several_environments_with_bad_values_the_first_is_named() -> None:
     env = DummyVecEnv([Spoiled] * 3)
-    for index in (1, 2):
-        env.envs[index].unwrapped.spoil = {"what": "reward", "at": 2, "value": np.nan}
+    env.set_attr("spoil", {"what": "reward", "at": 2, "value": np.nan}, [1, 2])
     with pytest.raises(ValueError, match="reward must be finite, got nan from environment 1"):
         small(env).learn(30)

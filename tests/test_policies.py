@@ -1280,4 +1280,4 @@ def test_the_cnn_gets_images_divided_by_255() -> None:
     policy = CnnPolicy(IMAGE, DISCRETE, constant, use_bfloat16=False)
     policy.features_extractor.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
     policy.step(th.full((1, *IMAGE.shape), 204, dtype=th.uint8), th.zeros(1, 0))
-    assert seen[0].unique().tolist() == pytest.approx([0.8])
+    close(seen[0], th.full_like(seen[0], 0.8))

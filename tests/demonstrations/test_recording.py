@@ -363,7 +363,8 @@ def test_images_that_are_named_by_a_path_from_the_working_directory_are_found(
 
 def test_rewards_and_observations_are_recorded_as_they_were_whatever_the_statistics() -> None:
     env = VecNormalize(make_vec_env(lambda: Recorder(length=4), 1))
-    env.ret_rms.var, env.obs_rms.mean, env.obs_rms.var = np.array(25.0), np.full(2, 3.0), np.full(2, 4.0)
+    of_observations, of_returns = running_statistics(env)
+    of_returns.var, of_observations.mean, of_observations.var = np.array(25.0), np.full(2, 3.0), np.full(2, 4.0)
     arrays = generate_expert_traj(an_agent(env), n_episodes=2)
     np.testing.assert_array_equal(arrays["rewards"], np.arange(1, 9))
     np.testing.assert_array_equal(arrays["obs"][:, 1], np.arange(8))
