@@ -411,6 +411,8 @@ def _log_file(layer: Any) -> tuple[str, int]:
 
 
 def _attributes(layer: Any, without: Iterable[str] = ()) -> dict[str, Any]:
+    if any(vars(each).get("__slots__") for each in type(layer).__mro__):
+        raise EnvStateError(f"{type(layer).__name__} has attributes in __slots__")
     return {
         name: value.cloneState(include_rng=True) if _is_emulator(value) else value
         for name, value in vars(layer).items()

@@ -269,6 +269,13 @@ def test_classes_and_functions_of_the_program_are_the_same_ones_when_it_is_start
         subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": root})
 
 
+def test_an_environment_with_slots_begins_new_episodes() -> None:
+    class Slots(Recorder):
+        __slots__ = ("place",)
+
+    assert get_env_state(DummyVecEnv([Slots])).source == "Slots has attributes in __slots__ (environment Slots)"
+
+
 class Mortal(Recorder):
     """Ends its process after some steps, or raises an exception."""
 
