@@ -166,7 +166,8 @@ def metrics(family: Family, update: Update, c: float) -> dict[str, float]:
         "trust_region_active": (update.z != update.g).any(-1),
         "trust_region_scale": scale,
     }
-    explained = explained_variance(q_values.flatten().cpu().numpy(), update.q_ret.flatten().cpu().numpy())
+    # In float64 the variance of equal numbers in float32 is 0.
+    predictions, targets = (each.flatten().double().cpu().numpy() for each in (q_values, update.q_ret))
     numbers = th.stack([quantity.float().mean() for quantity in quantities.values()]).tolist()
     means = dict(zip(quantities, numbers, strict=True))
-    return {**means, "grad_norm": update.grad_norm, "explained_variance": float(explained)}
+    return {**means, "grad_norm": update.grad_norm, "explained_variance": float(explained_variance(predictions, targets))}

@@ -465,6 +465,14 @@ def test_the_trust_region_is_active_where_any_component_changes_in_any_direction
     assert found["trust_region_scale"] == pytest.approx(lengths.item() / 21)
 
 
+def test_nothing_of_equal_targets_can_be_explained() -> None:
+    problem = random_problem(ACTIONS["Discrete"])
+    update = problem.update()._replace(grad_norm=0.0)
+    for target in (-0.3, 0.1, -1.0, 1 / 3):
+        equal = th.full(update.q_ret.shape, target, dtype=th.float32)
+        assert math.isnan(metrics(problem.policy.family, update._replace(q_ret=equal), 1.0)["explained_variance"])
+
+
 def test_a_ratio_that_equals_the_truncation_constant_is_not_truncated() -> None:
     problem = random_problem(ACTIONS["Discrete"])
     update = problem.update()
