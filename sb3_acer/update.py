@@ -170,4 +170,8 @@ def metrics(family: Family, update: Update, c: float) -> dict[str, float]:
     predictions, targets = (each.flatten().double().cpu().numpy() for each in (q_values, update.q_ret))
     numbers = th.stack([quantity.float().mean() for quantity in quantities.values()]).tolist()
     means = dict(zip(quantities, numbers, strict=True))
-    return {**means, "grad_norm": update.grad_norm, "explained_variance": float(explained_variance(predictions, targets))}
+    return {
+        **means,
+        "grad_norm": update.grad_norm,
+        "explained_variance": float(explained_variance(predictions, targets)),
+    }
