@@ -83,7 +83,8 @@ class DataParallelAlgorithm(RolloutAlgorithm):
     Trains on all ranks of a group, if there is one. The ranks take the same number of steps, synchronise after each
     rollout and at each update, and stop together.
 
-    ``learn`` begins with the parameters, the optimiser and the statistics of rank 0.
+    ``learn`` begins with the parameters, the optimiser and the statistics of rank 0, and with generators of its own on
+    each rank.
     """
 
     _infos: list[dict[str, Any]]
@@ -122,6 +123,9 @@ class DataParallelAlgorithm(RolloutAlgorithm):
         )
         if distributed.rank() > 0:
             self.set_parameters(parameters, device=self.device)
+        states = distributed.gather(self._rngs.actions.bit_generator.state)
+        if any(state in states[:number] for number, state in enumerate(states)):  # ranks have loaded the same agent
+            self._rngs = generators_of_rank(distributed.from_first(int(self._rngs.actions.integers(2**63))))
         self._rngs = self._rngs._replace(n_replays=n_replays)
         self._set_moments(moments)
 

@@ -101,6 +101,8 @@ def torchrun_group() -> Iterator[None]:
     backend = None if all(has_own) else "gloo"  # to nccl two ranks on one GPU are an error
     dist.init_process_group(backend, store=own_store, rank=own_rank, world_size=n_ranks)
     try:
+        if n_ranks > 1:
+            _own_group()  # from now on a rank that ends is named
         yield
     finally:
         _leave()
@@ -259,7 +261,7 @@ def pooled(common: Moments, of_ranks: Sequence[Moments]) -> Moments:
 
 
 def _own_group() -> Group:
-    """The group of this process. At their first exchange its ranks make themselves known to each other."""
+    """The group of this process. At the first call its ranks make themselves known to each other."""
     global _group
     if _group is None or _group.world() is not dist.group.WORLD:
         _group = None

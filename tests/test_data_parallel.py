@@ -668,6 +668,20 @@ def test_ranks_that_share_what_one_had_draw_different_random_numbers(tmp_path: P
     assert len({*ours, *theirs}) == 4
 
 
+@pytest.mark.parametrize("seed", [None, 0])
+def test_ranks_that_load_one_agent_draw_different_random_numbers(seed: int | None, tmp_path: Path) -> None:
+    make_model(seed=seed).learn(32).save(tmp_path / "agent")
+
+    def train(rank: int) -> Any:
+        model = ACER.load(tmp_path / "agent", make_vec_env("CartPole-v1", 2, seed=0), device="cpu").learn(64)
+        latest = model.replay_buffer.latest()
+        return th.as_tensor(latest.observations), [rng.random() for rng in model._rngs]
+
+    (ours, draws), (theirs, others) = on_ranks(train)
+    assert not th.equal(ours, theirs)
+    assert [a == b for a, b in zip(draws, others, strict=True)] == [False] * (len(draws) - 1) + [True]
+
+
 @pytest.mark.parametrize("name", ["total_timesteps", "num_timesteps", "_log_interval"])
 def test_ranks_make_the_same_call_of_learn(name: str) -> None:
     values = {"total_timesteps": (64, 128), "num_timesteps": (0, 32), "_log_interval": (1, 2)}[name]

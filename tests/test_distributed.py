@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -202,6 +203,25 @@ def test_a_rank_waits_as_long_as_its_group_does(tmp_path: Path) -> None:
         return board is not None and board._timeout
 
     assert on_ranks(act) == [77, 77]
+
+
+def test_a_rank_that_fails_before_the_first_exchange_is_named(tmp_path: Path) -> None:
+    def act(rank: int) -> Any:
+        dist.destroy_process_group()
+        store = dist.FileStore(str(tmp_path / "store"), 2)  # type: ignore[attr-defined]
+        with (
+            patch.dict(os.environ, LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE="2"),
+            patch.object(dist, "is_torchelastic_launched", lambda: True),
+            patch.object(dist, "rendezvous", lambda _: iter([(store, rank, 2)])),
+            distributed.torchrun_group(),
+        ):
+            if rank == 1:
+                raise LookupError("there are no data")
+            distributed.gather(rank)
+
+    ours, theirs = map(str, on_ranks(act))
+    assert ours == "RankError: training stops: rank 1 has left its group"
+    assert theirs == "LookupError: there are no data"
 
 
 def test_a_rank_that_leaves_is_named_while_its_process_goes_on(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -313,5 +314,5 @@ def main(arguments: list[str]) -> None:
         sys.exit(f"sb3-acer export: {error}")
     if options.vec_normalize is None:
         for statistics in options.agent.parent.glob("*/vecnormalize.pkl"):  # of a run; not read, since it is a pickle
-            print(f"If the agent learnt from normalised observations, add --vec-normalize {statistics}")
+            print(f"If the agent learnt from normalised observations, add --vec-normalize {quote(str(statistics))}")
     print(f"{type(model.policy).__name__} for {model.observation_space} and {model.action_space}: {path}")

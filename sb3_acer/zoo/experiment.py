@@ -440,7 +440,9 @@ class Experiment(ExperimentManager):
             print(f"To watch the agent: {command('enjoy', *of_run)}{options}")
         if self.stopped_by:
             if self.checkpoint_freq is not None and has_checkpoints(path / CHECKPOINTS):
-                print(f"To go on: {command('train', *of_run)} --resume{number}")
+                n_ranks = distributed.world_size()
+                ranks = f" (under torchrun with {n_ranks} processes)" if n_ranks > 1 else ""
+                print(f"To go on: {command('train', *of_run)} --resume{number}{ranks}")
             sys.exit(128 + self.stopped_by)
 
     def evaluate(self, model: BaseAlgorithm, agent: str) -> None:

@@ -365,10 +365,10 @@ def test_normalised_observations_are_expected_with_a_warning(
     with pytest.warns(UserWarning, match="the file expects normalised observations$"):  # its export would be refused
         export_onnx(stacked, tmp_path / "out.onnx")
     model.save(tmp_path / "agent.zip")
-    (tmp_path / "agent").mkdir()  # as in a run's folder
-    (tmp_path / "agent" / "vecnormalize.pkl").write_bytes(pickle.dumps(Raising()))  # reading it would raise an error
+    (tmp_path / "my agent").mkdir()  # as in a run's folder
+    (tmp_path / "my agent" / "vecnormalize.pkl").write_bytes(pickle.dumps(Raising()))  # reading it would raise an error
     main([str(tmp_path / "agent.zip"), str(tmp_path / "out.onnx")])
-    assert f"add --vec-normalize {tmp_path}/agent/vecnormalize.pkl" in capsys.readouterr().out
+    assert f"add --vec-normalize '{tmp_path}/my agent/vecnormalize.pkl'\n" in capsys.readouterr().out
 
 
 def test_without_normalised_observations_there_is_no_warning_of_them(
