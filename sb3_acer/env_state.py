@@ -86,7 +86,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if isinstance(value, EzPickle):
             raise EnvStateError(f"a pickled {type(value).__name__} has its arguments only")
         if isinstance(value, (type, FunctionType)) and _is_of_program(value):
-            return _of_program, (value.__qualname__,)
+            return _find_in_program, (value.__qualname__, cloudpickle.dumps(value))
         return super().reducer_override(value)
 
 
@@ -96,13 +96,18 @@ def _is_of_program(value: Any) -> bool:
     another one of it, whose members (of an Enum, say) are not those that the program compares with.
     """
     try:
-        return value.__module__ in ("__main__", "__mp_main__") and _of_program(value.__qualname__) is value
+        found = attrgetter(value.__qualname__)(sys.modules["__main__"])
     except AttributeError:  # of a function's local variables
         return False
+    return value.__module__ in ("__main__", "__mp_main__") and found is value
 
 
-def _of_program(qualified_name: str) -> Any:
-    return attrgetter(qualified_name)(sys.modules["__main__"])
+def _find_in_program(qualified_name: str, pickled: bytes) -> Any:
+    """A class or function of the main program; where another program loads the state, a copy of that one's."""
+    try:
+        return attrgetter(qualified_name)(sys.modules["__main__"])
+    except AttributeError:
+        return pickle.loads(pickled)
 
 
 class _Unpickler(pickle.Unpickler):
@@ -180,8 +185,9 @@ def cut_logs(env: VecEnv, logs: Sequence[Log]) -> None:
     :param env: the environment
     :param logs: what :func:`set_env_state` returned, of this environment and of others
     """
-    if logs:
-        call_in_envs(_vec_layers(env)[-1], _cut_logs, logs)
+    base = _vec_layers(env)[-1]
+    if logs and isinstance(base, (DummyVecEnv, SubprocVecEnv)):
+        call_in_envs(base, _cut_logs, logs)
 
 
 def _reason(error: Exception) -> str:

@@ -3,6 +3,7 @@
 import codecs
 import math
 import os
+import pickle
 import random
 import signal
 import subprocess
@@ -267,6 +268,23 @@ def test_classes_and_functions_of_the_program_are_the_same_ones_when_it_is_start
     for task in ("save", "load"):
         command = [sys.executable, str(tmp_path / "program.py"), str(tmp_path / "state"), task]
         subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": root})
+    env = DummyVecEnv([Recorder])  # of another program
+    with (tmp_path / "state").open("rb") as file:
+        set_env_state(env, pickle.load(file))
+    assert env.get_attr("phase")[0].name == "FIRST"
+    assert env.get_attr("functions")[0][0](2) == 4
+
+
+def test_logs_of_other_environments_are_cut_beside_one_that_has_none(tmp_path: Path) -> None:
+    env = make_vec_env(Recorder, 1, monitor_dir=str(tmp_path))
+    env.reset()
+    state = get_env_state(env)
+    played(env, 30, 0)
+    logs = set_env_state(env, state)
+    of_another_library: Any = object()
+    for each in (of_another_library, env):
+        cut_logs(each, logs)
+    assert (tmp_path / "0.monitor.csv").read_text().count("\n") == 2
 
 
 def test_an_environment_with_slots_begins_new_episodes() -> None:
