@@ -16,6 +16,7 @@ from sb3_acer import ACER
 from sb3_acer.demonstrations.cloning import behaviour_cloning
 from sb3_acer.demonstrations.dataset import ExpertDataset
 from sb3_acer.demonstrations.recording import generate_expert_traj
+from sb3_acer.heads import CriticOutput
 from sb3_acer.policies import Evaluation
 from sb3_acer.sequences import SequenceBatch
 from sb3_acer.update import Update
@@ -55,6 +56,24 @@ class TraceRoot(Variant):
 
     def _on_training_start(self) -> None:
         self.model.policy.family.trace_root = self.root
+
+
+class IndependentMeans(Variant):
+    """
+    Where actions are sampled, the mean advantage in Q's error is that of the candidates, and the mean advantage in Q's
+    gradient that of other samples. The paper has one mean for both (equation 13).
+    """
+
+    def _on_training_start(self) -> None:
+        head: Any = self.model.policy.q_head
+        forward = head.forward
+
+        def with_two_means(*args: Any, **kwargs: Any) -> CriticOutput:
+            found: CriticOutput = forward(*args, **kwargs)
+            values = found.values[: found.q_values.numel()].view_as(found.q_values)
+            return found._replace(q_values=found.q_values + values - found.candidate_values.mean(-1))
+
+        head.forward = with_two_means
 
 
 class Gated(Variant):

@@ -44,6 +44,9 @@ class FiniteVecEnv(VecEnvWrapper):
         self._normalize = unwrap_vec_normalize(venv)
         self.normalize_of_policy = normalize_of_policy(venv)
         self._n_categories = n_categories(venv.observation_space)
+        # What is not stored raw has to fit the space's dtype.
+        parts = {} if self.normalize_of_policy else spaces_by_key(venv.observation_space)
+        self._integers = {key: part.dtype for key, part in parts.items() if np.issubdtype(part.dtype, np.integer)}
         self._raw = venv if self.normalize_of_policy is None else self.normalize_of_policy.venv
         self.finals: dict[int, Any] = {}  # of the last step, by environment, before VecNormalize
         self._forked = forked_workers(venv)
@@ -97,13 +100,19 @@ class FiniteVecEnv(VecEnvWrapper):
         """
         :param observations: what the environment returned last
         :param step: the step it is of, for the message
-        :raises ValueError: if they, or those that VecNormalize got, are not finite or too large, or if they have a
-            category that the observation space does not have
+        :raises ValueError: if they, or those that VecNormalize got, are not finite or too large, if they have a
+            category that the observation space does not have, or fractions where it has integers
         """
         if self._normalize is not None:
             _require_finite("observation", self._normalize.old_obs, step)
         _require_finite("observation", observations, step)
         self._require_categories(observations, step)
+        for key, dtype in self._integers.items():
+            part = np.asarray(by_key(observations)[key])
+            if part.dtype.kind == "f" and (wrong := part != part.astype(dtype)).any():
+                rule = f"{dtype}, as in its space, to be stored (wrappers that change it belong inside VecNormalize)"
+                part, env = _first_wrong(part, wrong, None)
+                raise ValueError(_message("observation", key, rule, part, env, step))
 
     def _require_categories(self, observations: Any, step: int, env: int | None = None) -> None:
         for key, most in self._n_categories.items():

@@ -304,6 +304,12 @@ class ACERPolicy(PredictionInterface):
         if self._uses_nature_cnn:
             self.to(memory_format=th.channels_last)  # type: ignore[call-overload]
 
+    def parameters_to_vector(self) -> np.ndarray:
+        """
+        :return: all parameters, one after another; also those that lie in memory with their channels last
+        """
+        return th.cat([parameter.detach().reshape(-1) for parameter in self.parameters()]).numpy(force=True)
+
     def _check_recurrent_options(self) -> None:
         options = self.recurrent_options
         defaults = inspect.signature(ACERPolicy).parameters

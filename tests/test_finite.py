@@ -13,11 +13,19 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from stable_baselines3.common.callbacks import EvalCallback
-from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecFrameStack, VecMonitor, VecNormalize
+from stable_baselines3.common.vec_env import (
+    DummyVecEnv,
+    VecEnv,
+    VecFrameStack,
+    VecMonitor,
+    VecNormalize,
+    VecTransposeImage,
+)
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvWrapper
 
 from sb3_acer import ACER
 from sb3_acer.finite import LARGEST, FiniteVecEnv
+from tests.helpers import Shows
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # those of numpy in VecNormalize
 N_ENVS, LENGTH = 3, 7
@@ -369,6 +377,16 @@ def test_one_part_of_an_observation_that_is_changed_after_vec_normalize_is_enoug
     agent = ACER("MultiInputPolicy", env, n_steps=5, device="cpu")
     with pytest.raises(ValueError, match="wrappers that change observations are inside VecNormalize"):
         agent.learn(10)
+
+
+def test_integers_that_are_normalised_inside_another_wrapper_are_refused_since_fractions_would_be_cut_off() -> None:
+    space = spaces.Dict(image=spaces.Box(0, 255, (40, 40, 3), np.uint8), vector=spaces.Box(0, 100, (2,), np.int64))
+    inside = DummyVecEnv([lambda: Shows(space)])
+    model = ACER("MultiInputPolicy", VecNormalize(inside, norm_obs_keys=["vector"]), n_steps=5, device="cpu")
+    with pytest.raises(ValueError, match=r"observation 'vector' must be int64, as in its space, .* got \["):
+        model.learn(20)
+    model.set_env(VecNormalize(VecTransposeImage(inside), norm_obs_keys=["vector"]))
+    assert model.learn(20).replay_buffer.size() == 20
 
 
 def test_of_several_environments_with_bad_values_the_first_is_named() -> None:

@@ -1275,6 +1275,17 @@ def test_complex_observations_are_refused() -> None:
         make().predict(np.full(3, 1j))
 
 
+@pytest.mark.parametrize("policy_class", [MlpPolicy, CnnPolicy])
+def test_parameters_go_through_a_vector(policy_class: type[ACERPolicy]) -> None:
+    space = IMAGE if policy_class is CnnPolicy else VECTOR
+    one, other = (policy_class(space, DISCRETE, constant) for _ in range(2))
+    vector = one.parameters_to_vector()
+    other.load_from_vector(vector)
+    for ours, theirs in zip(one.parameters(), other.parameters(), strict=True):
+        assert th.equal(ours, theirs)
+    np.testing.assert_array_equal(other.parameters_to_vector(), vector)
+
+
 def test_the_cnn_gets_images_divided_by_255() -> None:
     seen: list[th.Tensor] = []
     policy = CnnPolicy(IMAGE, DISCRETE, constant, use_bfloat16=False)
