@@ -279,13 +279,14 @@ def test_other_systems_than_linux_open_windows_without_such_variables(
     assert display.has_screen()
 
 
+@pytest.mark.parametrize("metadata", [{}, {"render_fps": None}])
 def test_a_video_of_an_environment_without_a_speed_has_30_frames_a_second(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    metadata: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[Any] = []
     monkeypatch.setattr(display, "write_film", lambda frames, fps, path: written.append(fps))
     env = DummyVecEnv([lambda: gym.make("CartPole-v1", render_mode="rgb_array")])
-    monkeypatch.setattr(env, "get_attr", lambda *args, **kwargs: [{}])
+    monkeypatch.setattr(env, "get_attr", lambda *args, **kwargs: [metadata])
     film = display.Film(env, tmp_path)
     film.frames = [np.zeros((8, 8, 3), np.uint8)]
     film.close()
@@ -298,16 +299,3 @@ def test_a_gif_begins_again(tmp_path: Path) -> None:
         path = display.write_film(frames, 50, tmp_path / "film")
     with Image.open(path) as film:
         assert film.info["loop"] == 0
-
-
-def test_an_environment_that_does_not_know_its_speed_is_filmed_at_30_frames_a_second(tmp_path: Path) -> None:
-    env = DummyVecEnv([lambda: gym.make("CartPole-v1", render_mode="rgb_array")])
-    written: list[int] = []
-    with (
-        patch.object(display, "write_film", lambda frames, fps, path: written.append(fps)),
-        patch.object(env, "get_attr", lambda *_: [{"render_fps": None}]),
-    ):
-        film = display.Film(env, tmp_path)
-        film.frames = [np.zeros((8, 8, 3), np.uint8)]
-        film.close()
-    assert written == [30]
