@@ -61,8 +61,6 @@ class ResumableAlgorithm(DataParallelAlgorithm):
     """what has to be restored when training continues; None if none is to be continued"""
     _logs_to_cut: Sequence[Log] = ()
     """Monitor's files with rows of steps that are made again when training continues"""
-    _continues = False
-    """whether the present call of learn continues the one that was saved"""
     _n_rollouts = 0
     """of the last call of learn, with those before an interruption"""
     _arguments: dict[str, Any] | None = None

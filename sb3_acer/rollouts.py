@@ -65,6 +65,8 @@ class RolloutAlgorithm(SavingAlgorithm):
     """whether actions are valid in the environments' present states, ``[n_envs, P]``; None if all always are"""
     _use_masking = True
     """whether masks are used where the environment has them"""
+    _continues = False
+    """whether the present call of learn continues one that was interrupted"""
 
     def set_env(self, env: GymEnv | str, force_reset: bool = True) -> None:
         """
@@ -117,8 +119,10 @@ class RolloutAlgorithm(SavingAlgorithm):
             elif self.replay_buffer.step:
                 # end_episodes has truncated these: updates begin the next step from the zero state, and so must acting.
                 self._states[self.replay_buffer.ended] = 0
-            is_masked = self._use_masking and enable_masks(self.env)
-            self._masks = current_masks(self.env, self.policy.family, self.num_timesteps) if is_masked else None
+            if not (self._use_masking and enable_masks(self.env)):
+                self._masks = None
+            elif resets or self._masks is None or not self._continues:  # else asked before the interruption
+                self._masks = current_masks(self.env, self.policy.family, self.num_timesteps)
         return prepared
 
     def save(self, path: FilePath, exclude: Iterable[str] | None = None, include: Iterable[str] | None = None) -> None:

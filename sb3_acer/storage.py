@@ -156,7 +156,8 @@ def replacing(path: FilePath, suffix: str, verbose: int = 0) -> Iterator[io.Buff
     unfinished = None
     try:
         destination = _destination(pathlib.Path(path), suffix, verbose)
-        unfinished = destination.with_name(f"{destination.name}.{secrets.token_hex(4)}.unfinished")
+        # Shortened, since file systems allow names of 255 bytes.
+        unfinished = destination.with_name(f"{destination.name[:50]}.{secrets.token_hex(4)}.unfinished")
         with open_path(unfinished, "w") as file:
             yield file
             file.flush()

@@ -623,9 +623,18 @@ def test_buffers_with_masks_are_saved_loaded_and_rearranged(tmp_path: Path) -> N
     assert_replay_gives_back_what_acted(loaded)
 
 
-def test_training_with_masks_continues_from_a_checkpoint_to_the_bit(tmp_path: Path) -> None:
+class DrawsMasks(Doors):
+    """Whoever asks for a mask once more than necessary changes the states that follow."""
+
+    def action_masks(self) -> list[bool]:
+        self.np_random.random()
+        return super().action_masks()
+
+
+@pytest.mark.parametrize("env", [Doors, DrawsMasks])
+def test_training_with_masks_continues_from_a_checkpoint_to_the_bit(env: type[Doors], tmp_path: Path) -> None:
     def agent() -> ACER:
-        return make_agent(doors(), learning_rate=1e-2)
+        return make_agent(doors(env=env), learning_rate=1e-2)
 
     whole = agent().learn(3 * 90)
     agent().learn(3 * 90, StopAt(40), checkpoint=tmp_path, checkpoint_freq=60)

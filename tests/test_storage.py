@@ -276,6 +276,12 @@ def test_a_file_that_is_being_read_is_moved_later(
     assert moved == (["new"] if n_refusals == 99 else ["old"])
 
 
+def test_names_may_be_as_long_as_file_systems_allow(tmp_path: Path) -> None:
+    for name in (f"{'a' * 251}.txt", f"{'é' * 125}.txt"):  # 255 and 254 bytes
+        write(tmp_path / name, b"1")
+        assert (tmp_path / name).read_bytes() == b"1"
+
+
 def test_paths_are_understood_as_sb3_understands_them(tmp_path: Path) -> None:
     write(str(tmp_path / "a"), b"1")
     write(tmp_path / "b.other", b"2")
