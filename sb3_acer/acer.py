@@ -419,6 +419,7 @@ class ACER(StableBaselinesInterface):
         :return: the agent
         """
         self._require_ready("learn")
+        self._require_no_rollout()
         self._take_lr_schedule()
         self._check_arguments()  # again: attributes may have changed
         self._check_burn_in()
@@ -520,6 +521,8 @@ class ACER(StableBaselinesInterface):
             return True
         return self._n_rollouts % self._log_interval == 0 or self._n_rollouts in self._early_logs
 
+    @th.inference_mode(False)
+    @th.enable_grad()  # a callback, or the caller, may have switched gradients off
     def train(self, gradient_steps: int, batch_size: int | None = None) -> None:
         """
         One update on the latest rollout, then, once replay has started, Poisson(``replay_ratio``) updates on replayed
@@ -580,6 +583,7 @@ class ACER(StableBaselinesInterface):
             return batch
         return batch.after(self.burn_in, self.policy.states_after(batch, self.burn_in))
 
+    @th.enable_grad()
     def update(self, batch: SequenceBatch) -> Update:
         """
         One step of policy, critic and average policy.

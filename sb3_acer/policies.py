@@ -374,7 +374,8 @@ class ACERPolicy(PredictionInterface):
         images = images.to(th.bfloat16 if fast else self._dtype).contiguous(memory_format=th.channels_last)
         if self.normalize_images:
             images = images / 255  # not in place: the caller may own the images
-        with th.autocast(images.device.type, th.bfloat16, enabled=fast):
+        # Without torch's cache of weights in bfloat16: within another autocast, or beside other threads, it is stale.
+        with th.autocast(images.device.type, th.bfloat16, enabled=fast, cache_enabled=False):
             features: th.Tensor = cnn(images)
         return features.to(self._dtype)
 

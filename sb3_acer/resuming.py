@@ -148,6 +148,13 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         is_built = self.replay_buffer is not None
         require(is_built, "_init_setup_model", f"True, or setup_model() called before {call}", False)
 
+    def _require_no_rollout(self) -> None:
+        if self._is_within_rollout:
+            raise ValueError(
+                "learn must be called between two rollouts of the agent, got a call by a callback within one, at step "
+                f"{self.num_timesteps}"
+            )
+
     def _write_files(self, folder: Path, training: dict[str, Any]) -> None:
         """Write the files of this rank."""
         rank = distributed.rank()

@@ -1395,6 +1395,39 @@ def test_all_parts_learn_also_where_gradients_are_switched_off(switched_off: Cal
         each.learn(60)
 
 
+@pytest.mark.parametrize("switched_off", [th.no_grad, th.inference_mode])
+def test_training_on_stored_images_trains_their_extractor_also_where_gradients_are_switched_off(
+    switched_off: Callable[[], Any],
+) -> None:
+    expected, model = (catching(use_bfloat16=False).learn(100) for _ in range(2))
+    expected.train(2)
+    with switched_off():
+        model.train(2)
+    assert th.equal(flat(model), flat(expected))
+
+
+def test_a_callback_may_switch_gradients_off() -> None:
+    def switch_off(_: Any, __: Any) -> None:
+        th.set_grad_enabled(False)
+
+    expected = catching(use_bfloat16=False).learn(100)
+    assert th.equal(flat(catching(use_bfloat16=False).learn(100, switch_off)), flat(expected))
+
+
+def test_a_call_of_learn_within_a_rollout_is_refused_before_it_stores_anything() -> None:
+    model = small(short_episodes())
+
+    def learn(_: Any, __: Any) -> None:
+        if model.num_timesteps >= 8:
+            stored = model.replay_buffer.n_rollouts, model.replay_buffer.step
+            with pytest.raises(ValueError, match="learn must be called between two rollouts of the agent, got"):
+                model.learn(5, reset_num_timesteps=False)
+            assert stored == (model.replay_buffer.n_rollouts, model.replay_buffer.step)
+
+    model.learn(30, learn)
+    model.learn(5, reset_num_timesteps=False)
+
+
 @pytest.mark.parametrize(
     "space",
     [
@@ -2615,6 +2648,14 @@ def test_catching_a_ball_is_learnt_from_pixels(use_bfloat16: bool) -> None:
     reward, _ = evaluate_policy(model, env, 100, warn=False)
     assert isinstance(reward, float)
     assert reward > 0.6  # a random policy has -0.6
+
+
+def test_bfloat16_within_another_autocast_computes_with_the_present_weights() -> None:
+    expected = catching(use_bfloat16=True).learn(100)
+    model = catching(use_bfloat16=True)
+    with th.autocast("cpu", enabled=False):
+        model.learn(100)
+    assert th.equal(flat(model), flat(expected))
 
 
 def test_an_update_in_bfloat16_is_nearly_the_one_in_float32() -> None:
