@@ -5,7 +5,7 @@ statistics are restored if they are refused.
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, unwrap_vec_normalize
@@ -111,17 +111,15 @@ class FiniteVecEnv(VecEnvWrapper):
             part = np.asarray(by_key(observations)[key])
             if part.dtype.kind == "f" and (wrong := part != part.astype(dtype)).any():
                 rule = f"{dtype}, as in its space, to be stored (wrappers that change it belong inside VecNormalize)"
-                part, env = _first_wrong(part, wrong, None)
-                raise ValueError(_message("observation", key, rule, part, env, step))
+                _refuse("observation", key, rule, part, wrong, step)
 
     def _require_categories(self, observations: Any, step: int, env: int | None = None) -> None:
         for key, most in self._n_categories.items():
             part = np.asarray(by_key(observations)[key])
             wrong = ~((part >= 0) & (part < most))
             if wrong.any():
-                part, env = _first_wrong(part, wrong, env)
                 rule = f"of {spaces_by_key(self.observation_space)[key]}"
-                raise ValueError(_message("observation", key, rule, part, env, step))
+                _refuse("observation", key, rule, part, wrong, step, env)
 
     def _require_raw_rewards(self, rewards: np.ndarray) -> None:
         """
@@ -158,24 +156,22 @@ def _require_finite(name: str, values: Any, step: int, env: int | None = None) -
         # A small sum of squares means that every value is small: a fifth of the time of abs().max(). NaN is never <=.
         if part.dtype.kind != "f" or np.vdot(part, part) <= LARGEST or np.abs(part).max() <= LARGEST:
             continue
-        part, env = _first_wrong(part, ~(np.abs(part) <= LARGEST), env)
+        if not (is_finite := np.isfinite(part)).all():
+            _refuse(name, key, "finite", part, ~is_finite, step, env)
         rule = f"at most {LARGEST:g} in absolute value, since training squares it in float32"
-        rule = rule if np.isfinite(part).all() else "finite"
-        raise ValueError(_message(name, key, rule, part, env, step))
+        _refuse(name, key, rule, part, np.abs(part) > LARGEST, step, env)
 
 
-def _first_wrong(part: np.ndarray, wrong: np.ndarray, env: int | None) -> tuple[np.ndarray, int]:
+def _refuse(
+    name: str, key: str, rule: str, part: np.ndarray, wrong: np.ndarray, step: int, env: int | None = None
+) -> NoReturn:
     """
     :param part: ``[n_envs, ...]``, or the values of environment ``env`` alone
-    :param wrong: which values break a rule
-    :return: the values of the first environment that has such, and its number
+    :param wrong: which of them break the rule
+    :raises ValueError: always, about the first environment of which values break it
     """
-    if env is not None:
-        return part, env
-    env = int(np.argwhere(wrong)[0, 0])
-    return part[env], env
-
-
-def _message(name: str, key: str, rule: str, part: np.ndarray, env: int, step: int) -> str:
+    if env is None:
+        env = int(np.argwhere(wrong)[0, 0])
+        part = part[env]
     kind = f"{name} {key!r}" if key else name
-    return f"{kind} must be {rule}, got {part} from environment {env} at step {step}"
+    raise ValueError(f"{kind} must be {rule}, got {part} from environment {env} at step {step}")
