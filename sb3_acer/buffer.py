@@ -13,9 +13,8 @@ from stable_baselines3.common.buffers import BaseBuffer, ReplayBuffer
 from stable_baselines3.common.type_aliases import PyTorchObs
 from stable_baselines3.common.vec_env import VecNormalize
 
-from sb3_acer.checks import check_array, check_boolean, check_device, check_integer, require, warn
+from sb3_acer.checks import LARGEST, check_array, check_boolean, check_device, check_integer, require, warn
 from sb3_acer.distributions import make_family
-from sb3_acer.finite import LARGEST
 from sb3_acer.frames import FrameStack, make_frame_stack
 from sb3_acer.ring import Ring
 from sb3_acer.sequences import SequenceBatch, are_categories, by_key, spaces_by_key

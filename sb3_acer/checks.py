@@ -17,6 +17,11 @@ from stable_baselines3.common.utils import get_device
 
 MOST = 2**63 - 1
 """bound on integers, the largest one of numpy and torch"""
+LARGEST = 1e15
+"""
+Bound on the absolute values of rewards and observations. Training squares returns, and gradients that are proportional
+to them, in float32, which ends at 3.4e38; squares of 1e15 leave a factor of 1e8 for sums over steps and parameters.
+"""
 _LIBRARIES = {"sb3_acer", "stable_baselines3", "sb3_contrib", "rl_zoo3", "torch", "contextlib"}
 """packages and modules whose lines a warning does not point at"""
 

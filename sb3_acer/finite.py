@@ -11,16 +11,10 @@ import numpy as np
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, unwrap_vec_normalize
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
-from sb3_acer.checks import require
+from sb3_acer.checks import LARGEST, require
 from sb3_acer.env_state import forked_workers, wait_for_workers
 from sb3_acer.sequences import by_key, n_categories, spaces_by_key
 from sb3_acer.vec_normalize import kept_if_refused, normalize_of_policy, recording_finals
-
-LARGEST = 1e15
-"""
-Bound on the absolute values of rewards and observations. Training squares returns, and gradients that are proportional
-to them, in float32, which ends at 3.4e38; squares of 1e15 leave a factor of 1e8 for sums over steps and parameters.
-"""
 
 _WIDENED = frozenset(np.dtype(name) for name in ("float16", "int64", "uint64"))
 """checked as float64: float16, in which ``LARGEST`` is infinite, and the integers that can exceed it"""

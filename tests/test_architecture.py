@@ -34,7 +34,7 @@ ALGORITHM: dict[str, set[str]] = {
     "heads": {"distributions", "estimators", "mlp"},
     "prediction": {"checks", "distributions", "sequences"},
     "policies": {"checks", "distributions", "heads", "mlp", "recurrent", "parameters", "prediction", "sequences"},
-    "buffer": {"checks", "distributions", "finite", "frames", "ring", "sequences", "storage"},
+    "buffer": {"checks", "distributions", "frames", "ring", "sequences", "storage"},
     "arguments": {"buffer", "checks", "policies", "schedules"},
     "update": {"distributions", "estimators", "policies", "sequences"},
     "masks": {"checks", "distributions", "env_state"},
@@ -62,7 +62,6 @@ ALGORITHM: dict[str, set[str]] = {
         "data_parallel",
         "distributed",
         "env_state",
-        "finite",
         "storage",
     },
     "acer": {

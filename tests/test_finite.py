@@ -24,7 +24,8 @@ from stable_baselines3.common.vec_env import (
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvWrapper
 
 from sb3_acer import ACER
-from sb3_acer.finite import LARGEST, FiniteVecEnv
+from sb3_acer.checks import LARGEST
+from sb3_acer.finite import FiniteVecEnv
 from tests.helpers import Shows
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # those of numpy in VecNormalize

@@ -13,10 +13,18 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from sb3_acer.buffer import SequenceReplayBuffer
-from sb3_acer.checks import check_boolean, check_choice, check_integer, check_number, check_verbose, require, warn
+from sb3_acer.checks import (
+    LARGEST,
+    check_boolean,
+    check_choice,
+    check_integer,
+    check_number,
+    check_verbose,
+    require,
+    warn,
+)
 from sb3_acer.demonstrations.recording import read_image, require_no_dict
 from sb3_acer.distributions import Categorical
-from sb3_acer.finite import LARGEST
 from sb3_acer.frames import find_frame_stack
 from sb3_acer.policies import ACERPolicy
 from sb3_acer.storage import named, opened

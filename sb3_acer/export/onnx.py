@@ -20,10 +20,9 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 from torch import nn
 
 from sb3_acer.acer import ACER
-from sb3_acer.checks import check_boolean, require, warn
+from sb3_acer.checks import LARGEST, check_boolean, require, warn
 from sb3_acer.distributions import Categorical
 from sb3_acer.extras import require_packages
-from sb3_acer.finite import LARGEST
 from sb3_acer.policies import ACERPolicy
 from sb3_acer.sequences import by_key, spaces_by_key
 from sb3_acer.storage import FilePath, opened, replacing

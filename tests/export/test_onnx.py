@@ -22,9 +22,9 @@ from torch import nn
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from sb3_acer import ACER
+from sb3_acer.checks import LARGEST
 from sb3_acer.export import export_onnx
 from sb3_acer.export.onnx import ActingNetwork, _quiet, main
-from sb3_acer.finite import LARGEST
 from tests.helpers import Recorder, Shows, WithDropout
 
 Space = spaces.Space[Any]
