@@ -309,11 +309,9 @@ def make_env(env: Any, verbose: int) -> gym.Env[Any, Any] | VecEnv:
         return maybe_make_env(env, verbose)
     except gym.error.DependencyNotInstalled:
         raise
-    except gym.error.UnregisteredEnv as error:
+    except gym.error.Error as error:
         rule = "an environment, or the id of a registered one (by a package that has been imported)"
         raise ValueError(f"env must be {rule}, got {env!r}: {error}") from error
-    except gym.error.Error as error:
-        raise ValueError(f"env must be an environment, or the id of a registered one, got {env!r}: {error}") from error
 
 
 def set_num_threads(num_procs: Any, n_cpu_tf_sess: Any) -> None:
