@@ -145,9 +145,11 @@ def run_module(name: str, defaults: list[str], arguments: list[str]) -> None:
             import_module(package)
     draw_offscreen()
     script = partial(runpy.run_module, f"rl_zoo3.{name.replace('-', '_')}", run_name="__main__")
-    changes: dict[str, Any] = {"get_model_path": partial(find_agent, gym_packages=gym_packages)}
-    changes["get_latest_run_id"] = newest_agent
-    changes["get_trained_models"] = saved_agents
+    changes: dict[str, Any] = {
+        "get_model_path": partial(find_agent, gym_packages=gym_packages),
+        "get_latest_run_id": newest_agent,
+        "get_trained_models": saved_agents,
+    }
     if name == "record-video":
         algorithms = Algorithms(ALGOS, create_test_env)
         changes.update(ALGOS=algorithms, create_test_env=algorithms.create_env)
@@ -338,9 +340,8 @@ def without_search(arguments: list[str]) -> list[str]:
 def enjoy(arguments: list[str]) -> None:
     check_play("enjoy", arguments)
     algorithms = Algorithms(ALGOS, watchable_env)
-    replaced: dict[str, Any] = {"ALGOS": algorithms, "create_test_env": algorithms.create_env}
     find = partial(find_agent, gym_packages=split_packages(arguments)[0])
-    with patch.multiple(rl_zoo3.enjoy, get_model_path=find, **replaced):
+    with patch.multiple(rl_zoo3.enjoy, get_model_path=find, ALGOS=algorithms, create_test_env=algorithms.create_env):
         run_zoo("enjoy", rl_zoo3.enjoy.enjoy, SAVED_AGENT, arguments)
 
 
