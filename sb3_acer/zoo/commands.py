@@ -207,17 +207,7 @@ def train_on_rank(arguments: list[str]) -> None:
     parser.add_argument("--checkpoint-freq", type=int)
     parser.add_argument("--resume", nargs="?", const="")
     own, rest = parser.parse_known_args(arguments or FIRST_RUN)
-    resumes = own.resume is not None
-    if resumes and value_of(rest, "-i", "--trained-agent") is not None:
-        sys.exit("sb3-acer train: -i must be left out with --resume, which goes on from a checkpoint")
-    resumed = None
-    may_be_restart = own.checkpoint_freq is not None and "TORCHELASTIC_RESTART_COUNT" in os.environ  # of torchrun
-    if resumes or may_be_restart:
-        algo, env_id, folder = experiment_of(rest)
-        resumed = from_first(run_to_resume(algo, env_id, folder, own.resume or "", restarted=not resumes))
-        if resumed is None and resumes:
-            which = f"no run {own.resume}" if own.resume else "no run"
-            sys.exit(f"sb3-acer train: {folder}/{algo} has {which} of {env_id} with a checkpoint to resume from")
+    resumed = find_resumed(own, rest)
     if resumed is not None:
         saved = json.loads((resumed / ARGUMENTS).read_text())
         own, rest = parser.parse_known_args([*saved, *arguments])
@@ -235,6 +225,26 @@ def train_on_rank(arguments: list[str]) -> None:
         parser.error(f"--checkpoint-freq must be left out for --algo {algo}: only acer has checkpoints")
     with patch.multiple(Experiment, checkpoint_freq=own.checkpoint_freq, arguments=rest, resumed=resumed):
         run_training("train", rest)
+
+
+def find_resumed(own: argparse.Namespace, rest: list[str]) -> Path | None:
+    """
+    :param own: arguments of train that the zoo does not have
+    :param rest: the other ones
+    :return: folder of the run that ``--resume`` or a restart by torchrun continues; None for a new run
+    """
+    resumes = own.resume is not None
+    if resumes and value_of(rest, "-i", "--trained-agent") is not None:
+        sys.exit("sb3-acer train: -i must be left out with --resume, which goes on from a checkpoint")
+    may_be_restart = own.checkpoint_freq is not None and "TORCHELASTIC_RESTART_COUNT" in os.environ  # of torchrun
+    if not (resumes or may_be_restart):
+        return None
+    algo, env_id, folder = experiment_of(rest)
+    found = from_first(run_to_resume(algo, env_id, folder, own.resume or "", restarted=not resumes))
+    if found is None and resumes:
+        which = f"no run {own.resume}" if own.resume else "no run"
+        sys.exit(f"sb3-acer train: {folder}/{algo} has {which} of {env_id} with a checkpoint to resume from")
+    return found
 
 
 def experiment_parser() -> argparse.ArgumentParser:
