@@ -391,7 +391,6 @@ class Experiment(ExperimentManager):
         if self.storage:
             storage = open_storage(self.storage)  # tries several times, the zoo only once, and has a heartbeat
             if self.algo == "acer" and self.study_name:
-                fixed = str(dict(sorted(self.fixed.items())))
                 options = {
                     "--env": str(self.env_name.gym_id),
                     "--env-kwargs": str(dict(sorted(self.env_kwargs.items()))),
@@ -399,7 +398,7 @@ class Experiment(ExperimentManager):
                     "--n-evaluations": self.n_evaluations,
                     "--eval-episodes": self.n_eval_episodes,
                     "--n-runs": self.n_runs,
-                    "-params": fixed,
+                    "-params": str(dict(sorted(self.fixed.items()))),
                 }
                 begin_study(storage, self.study_name, nearest_trial(self._hyperparams, self.n_envs), options)
             create = partial(_create_study, storage)
@@ -431,6 +430,12 @@ class Experiment(ExperimentManager):
         self.draw_learning_curve()
         if self.eval_freq > 0 and not self.stopped_by:  # otherwise the user has asked for no evaluation, or for an end
             self.evaluate(model, agent)
+        self.print_next_commands()
+        if self.stopped_by:
+            sys.exit(128 + self.stopped_by)
+
+    def print_next_commands(self) -> None:
+        """How to watch the agent, and how to go on with a run that was stopped."""
         of_run = self.algo, self.env_name.gym_id, self.log_folder, getattr(self.args, "gym_packages", [])
         path = Path(self.save_path)
         is_newest = runs_of(*of_run[:3])[0][1] == path
@@ -438,12 +443,10 @@ class Experiment(ExperimentManager):
         if not getattr(self.args, "uuid", False):  # enjoy finds runs by their numbers
             options = f"{number and ' --exp-id'}{number}{'' if self.can_render else ' --no-render'}"
             print(f"To watch the agent: {command('enjoy', *of_run)}{options}")
-        if self.stopped_by:
-            if self.checkpoint_freq is not None and has_checkpoints(path / CHECKPOINTS):
-                n_ranks = distributed.world_size()
-                ranks = f" (under torchrun with {n_ranks} processes)" if n_ranks > 1 else ""
-                print(f"To go on: {command('train', *of_run)} --resume{number}{ranks}")
-            sys.exit(128 + self.stopped_by)
+        if self.stopped_by and self.checkpoint_freq is not None and has_checkpoints(path / CHECKPOINTS):
+            n_ranks = distributed.world_size()
+            ranks = f" (under torchrun with {n_ranks} processes)" if n_ranks > 1 else ""
+            print(f"To go on: {command('train', *of_run)} --resume{number}{ranks}")
 
     def evaluate(self, model: BaseAlgorithm, agent: str) -> None:
         self.verbose = 0
