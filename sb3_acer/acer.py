@@ -408,8 +408,8 @@ class ACER(StableBaselinesInterface):
             ``action_masks()``, see :mod:`sb3_acer.masks`. Other environments are trained without masks in either case.
         :param checkpoint: folder of checkpoints; each call of ``learn`` needs a folder of its own
         :param checkpoint_freq: steps of single environments between two checkpoints, 100,000 unless it is given
-        :param checkpoint_keep: number of checkpoints that are kept, the newest ones; None: as many as when the last one
-            was written, at first 2
+        :param checkpoint_keep: how many of the newest checkpoints are kept; None: the number that the last one was
+            written with, 2 for the first one
         :raises ValueError: for an argument outside its range; if a wrapper around VecNormalize changes the
             observations of a reset but not their space; if masks leave no valid action in a state, or are for Box
             actions; if an observation or a reward is NaN, infinite or beyond 1e15; if a Discrete or MultiDiscrete

@@ -255,10 +255,10 @@ def comparable_arguments(model: BaseAlgorithm) -> dict[str, Any]:
 def comparable(value: Any) -> Any:
     """
     :param value: an argument of the constructor
-    :return: the same in a form that ``==`` compares. Arrays are lists, since ``==`` of two arrays gives an array;
-        tuples are lists too, since SB3's files hold them so. Classes are their names, since a class of the main program
-        is another object once it has been unpickled. For this reason, too, any two functions are equal, and any two
-        other objects whose classes have the same name.
+    :return: the same in a form that ``==`` compares. Arrays become lists, since ``==`` of two arrays gives an array;
+        tuples too, since SB3's files hold them so. Classes become their names, since a class of the main program is
+        another object once it has been unpickled. For the same reason functions become one text, so that all are equal,
+        and other objects the name of their class.
     """
     if isinstance(value, type):
         return f"{value.__module__}.{value.__name__}"  # loading shortens the qualified names of local ones

@@ -297,7 +297,7 @@ class SequenceReplayBuffer(ReplayBuffer):
     def emptied(self: SelfBuffer, n_envs: int) -> SelfBuffer:
         """
         :param n_envs: number of environments
-        :return: an empty buffer that is otherwise as this one: a copy after ``reset``, which a subclass may extend
+        :return: a copy of this buffer after :meth:`reset`, which a subclass may extend
         """
         other = copy(self)  # with the attributes of subclasses
         other.n_envs = n_envs

@@ -1,7 +1,7 @@
 """
-Folders of checkpoints. A checkpoint is a folder of files that is written under another name, with a manifest of its
-files last, and then renamed: each that can be found is whole. A folder has the checkpoints of one run, and one program
-writes to it at a time.
+Folders of checkpoints. A checkpoint is a folder of files. It is written under another name, with a manifest of its
+files last, and then renamed, so it was whole when it got its name. A folder has the checkpoints of one run, and one
+program writes to it at a time.
 """
 
 import json
@@ -190,7 +190,7 @@ def new_checkpoint(folder: str | Path, manifest: dict[str, Any], keep: int | Non
     :param folder: folder of checkpoints
     :param manifest: what is to be known without reading the files: ``run``, the id of the run, and ``num_timesteps``,
         which is part of the name
-    :param keep: number of checkpoints that are kept; None: as many as when the newest one was written, at first 2
+    :param keep: how many checkpoints are kept; None: the number that the newest one was written with, 2 for the first
     :return: the folder to write files to, each flushed to the disk
     :raises ValueError: if the folder has checkpoints of another run, or another program writes there
     :raises OSError: if it cannot be written; the older ones are kept then
@@ -225,7 +225,7 @@ def new_checkpoint(folder: str | Path, manifest: dict[str, Any], keep: int | Non
 
 
 def _all_checkpoints(folder: Path) -> list[Path]:
-    """Whole or not, the oldest first. A folder gets such a name with its manifest in it: one without has lost it."""
+    """Whole or not, the oldest first. A folder gets its name after its manifest: one without has lost it."""
     folders = filter(Path.is_dir, folder.glob("checkpoint_*"))
     return sorted((path for path in folders if re.fullmatch(r"checkpoint_\d+_\d+_steps", path.name)), key=_number)
 

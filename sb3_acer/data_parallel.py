@@ -148,7 +148,7 @@ class DataParallelAlgorithm(RolloutAlgorithm):
         self._episode_num = n_episodes  # this rank's own are counted with the reports
         self._merge_reports(reports)
         stops = any(report.stops for report in reports)
-        if stops:  # learn would leave without it
+        if stops:  # learn ends without an update on this rollout
             self.train(self.gradient_steps, self.batch_size)
         return cast(RolloutReturn, rollouts[distributed.rank()]._replace(continue_training=not stops))
 

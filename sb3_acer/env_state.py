@@ -1,11 +1,11 @@
 """
 The state of environments, to be set again in another process.
 
-The state of a wrapper or an environment that has ``get_state()`` and ``set_state(state)`` is what ``get_state``
-returns. That of any other consists of its attributes, pickled; among them ale-py's emulator is saved by its own state
-with its random numbers, and MuJoCo's ``MjData`` as a whole. Files, windows and functions stay those of the environment
-whose state is set. A method is saved together with its object, unless the object belongs to the process, as the global
-generators of ``random`` and NumPy do. Classes and functions of the program itself are saved by their names.
+Environments and wrappers with the methods ``get_state()`` and ``set_state(state)`` are saved by these. Of all others
+the attributes are pickled; of ale-py's emulator its own state is saved, with its random numbers, and MuJoCo's
+``MjData`` is saved whole. Files, windows and functions are not saved, so an environment keeps its own when a state is
+set. A method is saved together with its object, unless the object belongs to the process, as the global generators of
+``random`` and NumPy do. Classes and functions of the program itself are saved by their names.
 """
 
 import io
@@ -59,13 +59,13 @@ class EnvState(NamedTuple):
 
 
 class Log(NamedTuple):
-    """Monitor's file, which has rows of episodes that ended after a state."""
+    """A file of Monitor with rows of episodes that ended after the state that was set."""
 
     path: str
     size: int
-    """bytes in the state"""
+    """bytes that it had in that state"""
     found: int
-    """bytes when the state was set"""
+    """bytes that it had when the state was set"""
 
 
 class EnvStateError(Exception):
@@ -92,8 +92,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 def _is_of_program(value: Any) -> bool:
     """
-    Whether this is a class or function of the main program that can be found by its name. cloudpickle would make
-    another one of it, whose members (of an Enum, say) are not those that the program compares with.
+    Whether this is a class or function of the main program that can be found by its name. cloudpickle would copy it,
+    and the members of a copied Enum, say, are not equal to those of the program's own.
     """
     try:
         found = attrgetter(value.__qualname__)(sys.modules["__main__"])
@@ -200,8 +200,8 @@ def dead_workers_named(env: VecEnv) -> Iterator[None]:
     If an environment's process has ended, end the other processes, so that the vectorised environment can be closed,
     and raise an error that names the environment. A process that raises an exception prints its traceback itself.
 
-    :raises RuntimeError: in place of the EOFError or ConnectionError that is all that is seen of it otherwise; and if
-        it was raised before
+    :raises RuntimeError: in place of an EOFError or ConnectionError, which would not say what has ended; and if the
+        processes had ended before
     """
     base = _vec_layers(env)[-1]
     if hasattr(base, "processes") and base.closed:

@@ -22,11 +22,10 @@ _WIDENED = frozenset(np.dtype(name) for name in ("float16", "int64", "uint64"))
 
 class FiniteVecEnv(VecEnvWrapper):
     """
-    The environment as rollouts see it: the user's, VecNormalize included. It refuses NaN, infinite and far too large
-    values, categories that the observation space does not have, rewards that a wrapper around VecNormalize has changed
-    and truncated episodes without their final observation, and restores VecNormalize's statistics if a step is refused;
-    it keeps final observations as they were before VecNormalize; and it knows whether something else has reset the
-    environment.
+    The environment as rollouts see it: the user's, VecNormalize included. A step is refused if it has values that are
+    NaN, infinite or far too large, categories that the observation space does not have, rewards that a wrapper around
+    VecNormalize has changed, or truncated episodes without their final observation. VecNormalize's statistics are then
+    restored. Final observations are kept as they were before VecNormalize. Resets by something else are noticed.
 
     :param venv: the environment
     :param count_steps: returns the number of steps taken before, of all environments together

@@ -77,7 +77,7 @@ class _Parts(NamedTuple):
     attributes: list[dict[str, Any]]
     """of all modules: one may be given a ``forward`` of its own"""
     members: list[dict[str, Any]]
-    """the dicts of modules and parameters that anything may be removed from, or added to"""
+    """the modules' own dicts of their parts and parameters, which a program may change"""
     held: list[Any]
     """what was in ``members``"""
 

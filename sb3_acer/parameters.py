@@ -183,9 +183,11 @@ class FlatParameters:
     def connect(self, optimizer: th.optim.Optimizer) -> None:
         """
         From now on the optimiser's ``step`` uses the gradients of the single parameters and does not change frozen
-        ones, and its ``zero_grad`` zeroes them. The state of an optimiser of vectors includes frozen parameters from
-        the first step on; later steps leave their part as it is, and the count of steps belongs to the whole vector.
-        An optimiser of single parameters sees no gradient of a frozen one. A copy has to be connected again.
+        parameters, and its ``zero_grad`` sets these gradients to 0. A copy of the optimiser has to be connected again.
+
+        An optimiser of vectors has a state for frozen parameters too: its first step makes it, later ones leave it as
+        it is, and its count of steps is that of the whole vector. An optimiser of single parameters gets no gradient of
+        a frozen one.
 
         :param optimizer: of the vectors, or of the single parameters
         """

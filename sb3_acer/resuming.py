@@ -49,7 +49,7 @@ class Checkpoints(NamedTuple):
     freq: int
     """steps between two checkpoints"""
     keep: int | None
-    """number of checkpoints that are kept; None: as many as when the newest one was written, at first 2"""
+    """how many of the newest are kept; None: the number that the last one was written with, 2 for the first one"""
 
 
 class ResumableAlgorithm(DataParallelAlgorithm):
@@ -60,7 +60,7 @@ class ResumableAlgorithm(DataParallelAlgorithm):
     _resumed: dict[str, Any] | None = None
     """what has to be restored when training continues; None if none is to be continued"""
     _logs_to_cut: Sequence[Log] = ()
-    """Monitor's files with rows of steps that are made again when training continues"""
+    """Monitor's files whose last rows are of steps that training will make again"""
     _n_rollouts = 0
     """of the last call of learn, with those before an interruption"""
     _arguments: dict[str, Any] | None = None
@@ -101,8 +101,8 @@ class ResumableAlgorithm(DataParallelAlgorithm):
 
         :param folder: folder of checkpoints. Once it has one it always has a whole one, even if the program is killed
             while it writes
-        :param keep: number of checkpoints that are kept, the newest ones; None: as many as when the last one was
-            written, at first 2
+        :param keep: how many of the newest checkpoints are kept; None: the number that the last one was written with, 2
+            for the first one
         :param with_env: False if the environments are not between two steps. They will begin new episodes.
         :return: the checkpoint's own folder
         :raises ValueError: if the folder has checkpoints of another run, or another program writes to it; for an agent
@@ -246,7 +246,7 @@ class ResumableAlgorithm(DataParallelAlgorithm):
             if theirs.n_envs != self.n_envs:  # with room for all of it, since the ranks together may have that
                 theirs = theirs.with_envs(self.n_envs, -(-theirs.n_slots * theirs.n_envs // self.n_envs))
             n_kept = min(theirs.n_rollouts * len(buffers) // n_ranks, mine.n_slots) * n_ranks
-            # All rollouts are numbered, the newest of each buffer first: those of this one have every n-th number.
+            # The rollout of age a in this buffer has the number a * len(buffers) + index; each rank has every n-th one.
             numbers = range(index, n_kept, len(buffers))
             ages = [number // len(buffers) for number in numbers if number % n_ranks == rank]
             mine.add_rollouts(theirs, reversed(ages))

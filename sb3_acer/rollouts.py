@@ -117,7 +117,7 @@ class RolloutAlgorithm(SavingAlgorithm):
                 self._states = self.policy.initial_states(self.n_envs)
                 self._episode_starts = np.ones(self.n_envs, bool)
             elif self.replay_buffer.step:
-                # end_episodes has truncated these: updates begin the next step from the zero state, and so must acting.
+                # Where end_episodes has truncated the episode, updates go on from the zero state, and so must acting.
                 self._states[self.replay_buffer.ended] = 0
             if not (self._use_masking and enable_masks(self.env)):
                 self._masks = None

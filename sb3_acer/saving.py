@@ -113,7 +113,7 @@ class SavingAlgorithm(OffPolicyAlgorithm):
             if "buffer_size" in kwargs:
                 size, asked = model.replay_buffer.buffer_size, model.buffer_size
                 require(size == asked, "buffer_size", f"{size}, as in the saved replay buffer", asked)
-        # What the optimiser was saved with has replaced what it was built with.
+        # Loading has given the optimiser the options that it was saved with, in place of these.
         options = [option for name, option in (("rprop_alpha", "alpha"), ("rprop_epsilon", "eps")) if name in kwargs]
         if issubclass(model.policy.optimizer_class, RMSpropTFLike):
             for group in model.policy.optimizer.param_groups:

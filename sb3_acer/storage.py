@@ -1,6 +1,6 @@
 """
-Files: nested dicts of arrays and plain values as numpy's npz with a JSON header, of which reading runs nothing; and how
-a file takes the place of an older one.
+Files of nested dicts of arrays and plain values, in numpy's npz format with a JSON header: reading them runs none of
+their content. And how a file takes the place of an older one.
 """
 
 import io

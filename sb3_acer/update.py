@@ -43,7 +43,7 @@ class Update(NamedTuple):
 
     gradients: tuple[th.Tensor, ...]
     """
-    of the mean over the T * B states of weight times loss, with respect to the statistics, ``[T, B, P]``; to Q of the
+    of the mean of weight times loss over the T * B states: with respect to the statistics, ``[T, B, P]``; to Q of the
     actions taken, ``[T, B]``; and, where the critic has a V of its own, to V, ``[T, B]``
     """
     batch: SequenceBatch

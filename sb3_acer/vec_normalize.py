@@ -60,7 +60,7 @@ def kept_if_refused(normalize: VecNormalize | None) -> Iterator[None]:
     :param normalize: None if there is none
     """
     parts = [] if normalize is None else [normalize, *running_statistics(normalize)]
-    # A step gives the attributes new arrays, but writes into `returns` without training.
+    # A step gives the attributes new arrays. Only `returns` is changed in place, if training is False.
     before = [(part, dict(vars(part))) for part in parts]
     if normalize is not None:
         before[0][1]["returns"] = normalize.returns.copy()

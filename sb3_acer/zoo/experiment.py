@@ -101,7 +101,7 @@ class TrialRun:
 
 
 class Truncations(gym.Wrapper[Any, Any, Any, Any]):
-    """Tells of episodes that a wrapper around Monitor has truncated: SB3's evaluation counts what Monitor tells."""
+    """Records an episode that a wrapper around Monitor has truncated: SB3's evaluation counts what Monitor records."""
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.env.step(action)
@@ -318,8 +318,8 @@ class Experiment(ExperimentManager):
 
     def learn(self, model: BaseAlgorithm) -> None:
         """
-        Train as the zoo does. The agent is saved when training ends, after an error too if a step was made. With
-        checkpoints asked for one is saved too, except after a second signal, or after an error in a group.
+        Train as the zoo does. The agent is saved when training ends, also by an error if a step was made. With
+        ``checkpoint_freq`` a checkpoint is saved then too, but not after a second signal or an error in a group.
         """
         if not isinstance(model, ACER):
             super().learn(model)
