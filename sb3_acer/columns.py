@@ -42,11 +42,11 @@ class Column:
         """Bytes of the ring."""
         return int(self.ring.nbytes)
 
-    def write(self, row: int, values: Any, again: bool = False) -> None:
+    def write(self, row: int, values: Any, provisional: bool = False) -> None:
         """
         :param row: of the ring
         :param values: ``[n_envs, ...]``, or one number for all of it
-        :param again: see :meth:`FrameColumn.write`
+        :param provisional: see :meth:`FrameColumn.write`
         """
         is_array = isinstance(self.ring, np.ndarray)
         self.ring[row] = values if is_array else th.from_numpy(np.asarray(values, self.dtype))
@@ -155,7 +155,7 @@ class FrameColumn:
         self._frames = Column(n_rows, (n_envs, *frames.shape[2:]), frames.dtype, device)
         # Rows since the stack last began anew, up to the number of older frames.
         self._ages = Column(n_rows, (n_envs,), np.min_scalar_type(-stack.n_frames - 1))
-        # What preceded the stack, if it began anew: a place of the side table, _ZEROS or _REPEATED.
+        # Of stacks that began anew, the older frames: a place of the side table, _ZEROS or _REPEATED.
         self._pasts = Column(n_rows, (n_envs,), np.int32, fill=_ZEROS)
         self.older = SideTable(device)
         """older frames of stacks that began anew"""
@@ -184,11 +184,11 @@ class FrameColumn:
     def _continues(self, rows: np.ndarray) -> np.ndarray:
         return np.zeros(len(rows), bool) if self._last is None else self.stack.goes_on(rows, self._last)
 
-    def write(self, row: int, rows: np.ndarray, again: bool = False) -> None:
+    def write(self, row: int, rows: np.ndarray, provisional: bool = False) -> None:
         """
         :param row: of the ring
         :param rows: ``[n_envs, ...]``
-        :param again: whether this is the row after a slot's last step, which the next slot's first step overwrites
+        :param provisional: whether this row follows a slot's last step, and the next slot's first step overwrites it
         """
         stack, continues = self.stack, self._continues(rows)
         frames = stack.split(rows)
@@ -201,7 +201,7 @@ class FrameColumn:
         self._ages.write(row, np.minimum(ages, stack.n_frames - 1))
         self._pasts.write(row, pasts)
         self.older.free(replaced)
-        if not again:
+        if not provisional:
             self._last = np.array(rows)
 
     def _keep_older(self, frames: np.ndarray) -> int:

@@ -123,7 +123,7 @@ class Ring:
         for key, rows in stored.items():
             rows[...] = following[key]
             if (row + 1) % self.n_steps == 0:  # the last step of a slot
-                self.observations[key].write((row + 1) % self.n_rows, rows, again=True)
+                self.observations[key].write((row + 1) % self.n_rows, rows, provisional=True)
         return stored
 
     def truncate(self, row: int, following: dict[str, np.ndarray], envs: np.ndarray) -> None:

@@ -424,7 +424,7 @@ def test_stacks_of_more_frames_than_a_byte_counts_are_restored() -> None:
     for row in range(n_rows):
         column.write(row, stacks[row])
         if row % n_steps == n_steps - 1:
-            column.write(row + 1, stacks[row + 1], again=True)
+            column.write(row + 1, stacks[row + 1], provisional=True)
     restored = column.take(np.arange(n_rows * 2).reshape(n_rows, 2))
     np.testing.assert_array_equal(restored.numpy(), stacks[:-1])
 
