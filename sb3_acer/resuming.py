@@ -42,7 +42,7 @@ _OF_LEARN = ("_callback", "_attributes_at_start", "_is_within_rollout")
 SelfResumable = TypeVar("SelfResumable", bound="ResumableAlgorithm")
 
 
-class Checkpoints(NamedTuple):
+class CheckpointPlan(NamedTuple):
     """Where a call of learn saves checkpoints, and when."""
 
     folder: Path
@@ -65,7 +65,7 @@ class ResumableAlgorithm(DataParallelAlgorithm):
     """of the last call of learn, with those before an interruption"""
     _arguments: dict[str, Any] | None = None
     """arguments of the agent when the last call of learn began, before callbacks could change them"""
-    _checkpoints: Checkpoints | None = None
+    _checkpoints: CheckpointPlan | None = None
     """of the present call of learn"""
     _next_checkpoint = 0
     _is_within_rollout = False
@@ -275,7 +275,7 @@ class ResumableAlgorithm(DataParallelAlgorithm):
             if folder is not None:
                 distributed.require_equal({"checkpoint_freq": checkpoint_freq, "checkpoint_keep": checkpoint_keep})
                 found = self._join_run(folder, 0 if reset_num_timesteps else self.num_timesteps)
-            self._checkpoints = None if folder is None else Checkpoints(folder, checkpoint_freq, checkpoint_keep)
+            self._checkpoints = None if folder is None else CheckpointPlan(folder, checkpoint_freq, checkpoint_keep)
             begins_next = not reset_num_timesteps and found is None and self.num_timesteps >= self._total_timesteps
             self._continues = self._resumed is not None and not begins_next
             if self._continues:
