@@ -246,7 +246,6 @@ class ACER(StableBaselinesInterface):
         self._run = secrets.token_hex(8)
         self._log_interval: int | None = None
         self._early_logs: tuple[int, ...] = ()
-        self._logged_at = -1
         self._check_arguments()
         set_num_threads(num_procs, n_cpu_tf_sess)
         has_env = env is not None or not _init_setup_model
