@@ -204,14 +204,7 @@ class ResumableAlgorithm(DataParallelAlgorithm):
         rank = distributed.rank() if is_same else 0
         kwargs = {"force_reset": False, **kwargs}
         model = cls.load(found.path / _of_rank(_AGENT, rank), env, device=device, **kwargs)
-        training = found.path / _of_rank(_TRAINING, rank)
-        with opened(training, "npz") as file, named(training):
-            resumed = read_state(file, "the checkpoint")
-            resumed.update(pickle.loads(resumed.pop("pickled").tobytes()))
-            needed = {"env", "elapsed", "log_folder", "counters", "callback_envs", "logger", *_random_states()}
-            missing = needed - set(resumed)
-            if missing:
-                raise ValueError(f"the checkpoint must be whole, got one without {', '.join(sorted(missing))}")
+        resumed = _read_training(found.path / _of_rank(_TRAINING, rank))
         buffers = [found.path / _of_rank(_BUFFER, each) for each in range(n_ranks)]
         if is_same:
             model.load_replay_buffer(buffers[rank], truncate_last_traj=False)
@@ -516,6 +509,18 @@ def _require_folder(name: str, rule: str, folder: Any) -> None:
 def _of_rank(name: str, rank: int) -> str:
     """The file of a rank."""
     return f"rank_{rank}_{name}" if rank else name
+
+
+def _read_training(path: Path) -> dict[str, Any]:
+    """What :meth:`ResumableAlgorithm._training_state` returned, from a rank's file of it."""
+    with opened(path, "npz") as file, named(path):
+        training = read_state(file, "the checkpoint")
+        training.update(pickle.loads(training.pop("pickled").tobytes()))
+        needed = {"env", "elapsed", "log_folder", "counters", "callback_envs", "logger", *_random_states()}
+        missing = needed - set(training)
+        if missing:
+            raise ValueError(f"the checkpoint must be whole, got one without {', '.join(sorted(missing))}")
+    return training
 
 
 def _require_files_of_all(folder: Path) -> None:
