@@ -207,6 +207,7 @@ def test_a_rank_waits_as_long_as_its_group_does(tmp_path: Path) -> None:
 
 def test_a_rank_that_fails_before_the_first_exchange_is_named(tmp_path: Path) -> None:
     def act(rank: int) -> Any:
+        dist.barrier()  # the other rank may be connecting still
         dist.destroy_process_group()
         store = dist.FileStore(str(tmp_path / "store"), 2)  # type: ignore[attr-defined]
         with (
