@@ -309,7 +309,7 @@ def main(arguments: list[str]) -> None:
     try:
         model = ACER.load(options.agent, device="cpu")
         export_onnx(model, path, options.vec_normalize, options.action_masks)
-    except (ValueError, OSError, ImportError) as error:
+    except (ValueError, OSError) as error:
         sys.exit(f"sb3-acer export: {error}")
     if options.vec_normalize is None:
         for statistics in options.agent.parent.glob("*/vecnormalize.pkl"):  # of a run; not read, since it is a pickle

@@ -22,6 +22,7 @@ from torch import nn
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from sb3_acer import ACER
+from sb3_acer.__main__ import run as run_command
 from sb3_acer.checks import LARGEST
 from sb3_acer.export import export_onnx
 from sb3_acer.export.onnx import ActingNetwork, _quiet, main
@@ -327,10 +328,15 @@ def test_wrong_arguments_are_named(arguments: Any, message: str) -> None:
         export_onnx(arguments[0] or agent(), *arguments[1:])
 
 
-def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named_with_its_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    agent().save(tmp_path / "agent.zip")
     monkeypatch.setattr("sb3_acer.extras.find_spec", lambda name: None if name == "onnxscript" else name)
     with pytest.raises(ImportError, match=r'needs onnxscript: in the folder .* pip install .*"\.\[onnx\]"'):
         export_onnx(agent(), "agent.onnx")
+    assert run_command("export", str(tmp_path / "agent.zip"), str(tmp_path / "agent.onnx")) == 2  # as other commands
+    assert "sb3-acer export: " in capsys.readouterr().err
 
 
 def test_the_command_exports_a_saved_agent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
