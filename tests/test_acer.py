@@ -2192,7 +2192,8 @@ def test_ratios_on_policy_are_one_for_images_and_dict_observations(policy: str) 
         return FakeImageEnv(screen_height=40, screen_width=40, n_channels=3)
 
     env = DummyVecEnv([in_a_dict if policy.startswith("Multi") else image] * 2)
-    ratios = ratios_on_policy(env, policy, {"lstm_hidden_size": 8})
+    # In bfloat16 what is rounded depends on the number of rows.
+    ratios = ratios_on_policy(env, policy, {"lstm_hidden_size": 8, "use_bfloat16": False})
     np.testing.assert_allclose(ratios, 1, atol=3e-5)  # the epsilon of ratios counts where there are many actions
 
 
