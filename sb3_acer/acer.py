@@ -409,12 +409,13 @@ class ACER(StableBaselinesInterface):
         :param checkpoint_freq: steps of single environments between two checkpoints, 100,000 unless it is given
         :param checkpoint_keep: how many of the newest checkpoints are kept; None: the number that the last one was
             written with, 2 for the first one
-        :raises ValueError: for an argument outside its range; if a wrapper around VecNormalize changes the
-            observations of a reset but not their space; if masks leave no valid action in a state, or are for Box
-            actions; if an observation or a reward is NaN, infinite or beyond 1e15; if a Discrete or MultiDiscrete
-            observation is outside its space; and if a gradient is NaN or infinite. If an observation or a reward is
-            refused, agent, replay buffer and VecNormalize are as before that step; if a gradient is refused, the
-            parameters are as before that update. The agent can be saved in both cases.
+        :raises ValueError: for an argument outside its range; if a callback calls it within a rollout of the same
+            agent; if a wrapper around VecNormalize changes the observations of a reset but not their space; if masks
+            leave no valid action in a state, or are for Box actions; if an observation or a reward is NaN, infinite or
+            beyond 1e15; if a Discrete or MultiDiscrete observation is outside its space; and if a gradient is NaN or
+            infinite. If an observation or a reward is refused, agent, replay buffer and VecNormalize are as before that
+            step; if a gradient is refused, the parameters are as before that update. The agent can be saved in both
+            cases.
         :return: the agent
         """
         self._require_ready("learn")

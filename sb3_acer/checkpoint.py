@@ -225,7 +225,7 @@ def new_checkpoint(folder: str | Path, manifest: dict[str, Any], keep: int | Non
 
 
 def _all_checkpoints(folder: Path) -> list[Path]:
-    """Whole or not, the oldest first. A folder gets its name after its manifest: one without has lost it."""
+    """Whole or not, the oldest first. A folder gets such a name once it has a manifest, so one without has lost it."""
     folders = filter(Path.is_dir, folder.glob("checkpoint_*"))
     return sorted((path for path in folders if re.fullmatch(r"checkpoint_\d+_\d+_steps", path.name)), key=_number)
 
